@@ -174,16 +174,16 @@ def _continued(
     files = open_directory(path)
     began = load_run_config(files.config)
     if config is None:
-        own = began.environment.model_dump(by_alias=True)
         if isinstance(environment, str):
             environment = {"name": environment}
-        if isinstance(environment, Mapping) and merge(own, with_absolute_paths(environment)) == own:
-            environment = None
         if isinstance(environment, Mapping):
-            raise ConfigError(
-                "a run goes on with its own environment; leave environment out, or start another "
-                "run with a configuration and another --run-dir"
-            )
+            own = began.environment.model_dump(by_alias=True)
+            if merge(own, with_absolute_paths(environment)) != own:
+                raise ConfigError(
+                    "a run goes on with its own environment; leave environment out, or start "
+                    "another run with a configuration and another --run-dir"
+                )
+            environment = None
         open_run(path, environment=environment, trust_remote_code=trust_remote_code)
         given = read_config(began, **sections)
         trusted = trust_remote_code

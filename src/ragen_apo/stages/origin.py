@@ -156,14 +156,13 @@ def _require_equal_ranks(session: Session) -> None:
     packages = {"torch": torch.__version__, "transformers": transformers.__version__}
     mine = _configuration(session.config) | {
         "packages": packages | {"ragen_apo": _digest_of_code()},
-        "version": _environment_versions(session),
-        "files": _environment_files(session.config.environment),
+        "environment_versions": _environment_versions(session),
+        "environment_files": _environment_files(session.config.environment),
         "training_tasks": _tasks_digest(session),
     }
-    part = json.dumps([platform.node(), mine]).encode()
-    found = [json.loads(each) for each in ranks.gather(part, "comparing configurations")]
-    (_, first), *others = found
-    for rank, (host, theirs) in enumerate(others, 1):
+    parts = ranks.gather(json.dumps([ranks.worker.name, mine]).encode(), "comparing configurations")
+    (_, first), *others = map(json.loads, parts)
+    for name, theirs in others:
         changes = [
             f"{each.key} is {json.dumps(each.after)}, and {json.dumps(each.before)} on rank 0"
             for each in differences(first, theirs)
@@ -171,7 +170,7 @@ def _require_equal_ranks(session: Session) -> None:
         ]
         if changes:
             raise RanksError(
-                f"rank {rank} of {ranks.size} on {host} would run something else than rank 0: "
+                f"{name} would run something else than rank 0: "
                 f"{'; '.join(changes[:MAX_CHANGES])}. Give all hosts the same command, "
                 "configuration, data, environment and packages. What may differ is "
                 f"{', '.join(OF_EACH_RANK)}"

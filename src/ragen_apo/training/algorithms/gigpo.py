@@ -80,9 +80,7 @@ class Gigpo(GroupConfig):
         """How many turns have another to be compared with; the others have A_turn = 0."""
         _, _, anchors = _states(rollouts, self.states)
         sizes = Counter(anchors).values()
-        return {
-            "shared_state_share": sum(size for size in sizes if size > 1) / max(len(anchors), 1)
-        }
+        return {"shared_state_share": sum(size for size in sizes if size > 1) / len(anchors)}
 
 
 def _states(rollouts: Rollouts, states: TurnState) -> tuple[list[int], list[int], list[int]]:
