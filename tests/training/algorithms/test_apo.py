@@ -48,7 +48,7 @@ def test_the_offset_is_the_mean_of_what_the_others_multiply_their_log_ratios_wit
         "--algorithm.beta2=0.1",
         *by_turn,
     )
-    seen = step_without_update(trainer)
+    seen = step_without_update(trainer, returns=[0.4, -0.3, 0.1, 1.0, 0.0, -0.1])
     advantages: list[list[float]] = []
     for trajectory in seen.trajectories:
         policy, reference = (
