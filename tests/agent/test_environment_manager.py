@@ -180,6 +180,7 @@ def test_a_released_environment_plays_again_with_its_new_seed(manager: Environme
         (("heard", "1", False, False, {}), "the reward is '1'"),
         (("heard", math.nan, False, False, {}), "the reward is nan"),
         (("heard", 10**400, False, False, {}), "the reward is 1000"),
+        (("heard", -1e300, False, False, {}), r"the reward is -1e\+300; expected at most 1e9 in s"),
         (("heard", np.zeros(2), False, False, {}), "the reward is array"),
     ],
 )

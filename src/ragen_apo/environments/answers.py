@@ -18,6 +18,8 @@ from ragen_apo.types import Task, TurnFlag
 MAX_UNDECLARED_TURNS = 1_000
 """The turn limit of an environment that declares no `max_turns`."""
 MAX_SHOWN_CHARACTERS = 80
+LARGEST_REWARD = 1e9
+"""In absolute value, for a turn: float32 holds the squares of an episode's sum."""
 _METRIC_NAME = re.compile(r"\w[\w.-]{0,59}", re.ASCII)
 _FLAGS_OF_RESPONSES = frozenset(
     flag.value for flag in (TurnFlag.FORMAT_ERROR, TurnFlag.RESPONSE_TRUNCATED, TurnFlag.MISTAKE)
@@ -54,8 +56,12 @@ def problem_with_text(text: object) -> str | None:
 
 
 def problem_with_reward(reward: object) -> str | None:
-    """A reward is a finite number, of Python or of another library such as numpy."""
-    return _problem_with_number("the reward", reward)
+    """A reward is a number within +-`LARGEST_REWARD`, of Python or of a library such as numpy."""
+    if problem := _problem_with_number("the reward", reward):
+        return problem
+    if abs(reward) > LARGEST_REWARD:  # pyright: ignore[reportArgumentType]
+        return f"the reward is {_shown(reward)}; expected at most 1e9 in size: scale it down"
+    return None
 
 
 def _problem_with_number(name: str, value: object) -> str | None:
