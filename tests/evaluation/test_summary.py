@@ -16,7 +16,7 @@ from ragen_apo.evaluation.summary import (
     results_document,
     wilson_interval,
 )
-from ragen_apo.types import StopReason, Trajectory
+from ragen_apo.types import StopReason, Trajectory, TurnFlag
 from tests import factories
 
 
@@ -127,6 +127,16 @@ def test_the_results_keep_the_words_that_the_environment_declares() -> None:
     )
     assert results["failures"]["timeout"]["words"] == {"name": "closing time"}
     assert "words" not in results["failures"]["loop"]
+
+
+def test_one_episode_that_shows_its_target_says_what_the_others_failed_at() -> None:
+    unseen = EPISODES[2]
+    shown = replace(unseen, turns=(replace(unseen.turns[0], flags=(TurnFlag.TARGET_SHOWN,)),))
+    for episodes, names in (
+        ([unseen], ["timeout"]),
+        ([unseen, shown], ["unreachable_target", "timeout"]),
+    ):
+        assert [row["failure"] for row in episode_rows(episodes, policy="greedy")] == names
 
 
 def test_at_most_three_examples_of_a_pattern_are_named() -> None:

@@ -341,7 +341,7 @@ def test_settings_out_of_range_are_rejected(change, message):
 
 
 VALUES = {
-    "v_star_B": torch.tensor([0.9, 0.1, 0.1, 0.9]),
+    "v_star_B": torch.tensor([0.9, 0.1, 0.3, 0.7]),
     "success_B": torch.tensor([True, False, False, True]),
 }
 
@@ -364,7 +364,7 @@ def test_metrics_computed_by_hand():
             "log_ratio_max_abs": 3.0,
             "kl_per_sequence": 0.1,
             "kl_per_token": 0.04,  # 0.4 / 10
-            "v_star_success_correlation": 1.0,
+            "v_star_success_correlation": 3 / 10**0.5,  # 0.6 / sqrt(0.4 * 1)
         }
     )
     assert all(type(value) is float for value in metrics.values())

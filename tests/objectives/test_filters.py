@@ -117,6 +117,13 @@ def test_groups_without_variance_are_dropped_or_kept_as_asked():
     assert run(strategy="none").keep_G.all()
 
 
+def test_without_a_strategy_all_are_kept_and_none_is_called_constant():
+    kept = filter_groups(
+        torch.zeros(3), group_B=torch.tensor([0, 1, 1]), settings=RolloutFilterConfig()
+    )
+    assert kept.keep_G.tolist() == [True, True] and kept.constant_G.tolist() == [False, False]
+
+
 def test_everything_is_dropped_where_nothing_varies():
     result = run(returns_B=torch.full((6,), 0.1, dtype=torch.float32))
     assert not result.keep_G.any()

@@ -327,6 +327,11 @@ def test_importance_weights_by_hand():
     given = {"sampled_logprobs_BT": sampled_BT, "mask_BT": mask_BT}
     weights_BT = importance_weights(old_BT, cap=3.0, **given)
     assert weights_BT.tolist() == [pytest.approx([2, 0.5, 3, 0, 3])]
+    huge_BT = torch.tensor([[1e3, -1e3]])
+    zeros_BT, both_BT = torch.zeros(1, 2), torch.ones(1, 2, dtype=torch.bool)
+    given_both = {"sampled_logprobs_BT": zeros_BT, "mask_BT": both_BT}
+    weights_BT = importance_weights(huge_BT, cap=math.inf, **given_both)
+    assert 1 < weights_BT[0, 0] < math.inf and 0 < weights_BT[0, 1] < 1
     with pytest.raises(ValueError, match=r"cap must lie in \[1.0, inf\], got 0.5"):
         importance_weights(old_BT, cap=0.5, **given)
 

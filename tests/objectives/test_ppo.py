@@ -250,6 +250,17 @@ def test_explained_variance_of_a_perfect_a_silent_and_a_harmful_critic():
     assert explained([3.0, 2.0, 1.0]) == pytest.approx(-3)  # R - V = -2, 0, 2: four times the var
     same_BT = torch.ones(1, 4)
     assert math.isnan(explained_variance(same_BT, returns_BT=same_BT, mask_BT=mask_BT))
+    nothing_BT = torch.zeros_like(mask_BT)
+    assert math.isnan(explained_variance(same_BT, returns_BT=returns_BT, mask_BT=nothing_BT))
+    for wrong, message in (
+        ({"values_BT": same_BT[:, 1:]}, "values_BT must have shape"),
+        ({"returns_BT": same_BT[:, 1:]}, "returns_BT must have shape"),
+        ({"values_BT": same_BT * math.nan}, "values_BT must be finite"),
+        ({"returns_BT": same_BT * math.inf}, "returns_BT must be finite"),
+    ):
+        given = {"values_BT": same_BT, "returns_BT": same_BT, "mask_BT": mask_BT} | wrong
+        with pytest.raises(ValueError, match=message):
+            explained_variance(given.pop("values_BT"), **given)
 
 
 def test_refusals():

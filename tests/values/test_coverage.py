@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from ragen_apo.plural import counted
 from ragen_apo.values.coverage import Faults, coverage_report, coverage_sentence, pass_at_k
 from ragen_apo.values.estimator import soft_value
 from ragen_apo.values.state_values import state_coverage
@@ -63,6 +64,8 @@ def test_a_line_for_people_names_the_largest_k_that_all_tasks_have():
         "Stage 1: 12 samples of 2 tasks, pass@1 12%, pass@4 50%, 50% never solved, "
         "0% always solved."
     )
+    often = coverage_sentence(report([True, *[False] * 15]))
+    assert "pass@1 6%, pass@16 100%, 0% never" in often
     known = coverage_sentence(report([True]) | {"share_turns_known": 0.25})
     assert known == (
         "Stage 1: 1 sample of 1 task, pass@1 100%, 0% never solved, 100% always solved, "
@@ -82,7 +85,9 @@ def test_where_no_state_has_a_value_it_is_said_that_by_turn_is_by_trajectory(
     episodes = [episode(*[turn(state_key=key) for key in both]) for both in keys]
     coverage = state_coverage(episodes, min_visits=min_visits)
     result = report(*[[True] * num_samples] * 2) | coverage
-    assert ("A*-PO by trajectory" in coverage_sentence(result)) == is_said
+    sentence = coverage_sentence(result)
+    assert sentence.startswith(f"Stage 1: {counted(2 * num_samples, 'sample')} of 2 tasks, pass@1")
+    assert ("A*-PO by trajectory" in sentence) == is_said
 
 
 def test_a_task_with_fewer_than_k_samples_counts_with_what_it_has_and_is_reported():

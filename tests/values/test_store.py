@@ -78,6 +78,18 @@ def test_returns_come_in_the_order_of_their_index_whatever_the_order_of_writing(
     assert [t.episode_return for t in store.trajectories(conditions, task_id)] == [0.0, 2.0, 5.0]
 
 
+def test_tokens_are_counted_for_each_reference_in_the_order_of_its_samples(store, conditions):
+    another = dataclasses.replace(conditions, reference_fingerprint="0 sorts before abc")
+    unused = dataclasses.replace(conditions, reference_fingerprint="only other splits")
+    mug = factories.played("a mug", rewards=(0.0, 1.0))  # two turns of two tokens
+    hat = factories.played("a hat", task=factories.task("a hat", split="test"))
+    store.add_many(conditions, [(0, mug), (1, mug), (0, hat)])
+    store.add_many(another, [(0, mug)])
+    store.add_many(unused, [(0, hat)])
+    assert store.num_response_tokens(split="train") == [8, 4, 0]
+    assert store.num_response_tokens(split="test") == [2, 0, 2]
+
+
 def test_the_first_sample_under_a_key_stays(store, conditions):
     first, second = (
         factories.played("a mug", rewards=(1.0,)),
@@ -133,6 +145,32 @@ def test_the_error_for_missing_values_says_how_many_which_why_and_what_to_do(sto
     assert "reference_fingerprint: store has 'abc', asked for 'def'" in message
     assert "temperature: store has 1.0, asked for 0.5" in message
     assert "ragen-apo estimate-values" in message
+
+
+def test_what_differs_least_stands_first_in_the_error(store, conditions):
+    store.add_many(conditions, [(0, factories.played("a mug"))])
+    far = dataclasses.replace(conditions, **CHANGED | {"environment": "shop"})
+    near = dataclasses.replace(conditions, temperature=0.25)
+    for other in (far, near):
+        store.add_many(other, [(0, factories.played("a mug"))])
+    asked = dataclasses.replace(conditions, temperature=0.5, context_mode="window")
+    with pytest.raises(MissingValueError) as raised:
+        store.values(asked, [factories.task("a mug").task_id], beta=0.5)
+    differences = [line for line in str(raised.value).splitlines() if "store has" in line]
+    assert [line.split(":")[0].strip() for line in differences[:4]] == [
+        *("context_mode", "temperature"),
+        *("context_mode", "temperature"),
+    ]
+    assert len(differences) == 4 + len(CHANGED) - 2
+
+
+@pytest.mark.parametrize(("num_tasks", "ending"), [(3, "c."), (4, "c, ...."), (9, "c, ....")])
+def test_three_missing_tasks_are_named(store, conditions, num_tasks, ending):
+    names = [f"task {letter}" for letter in "abcdefghi"[:num_tasks]]
+    with pytest.raises(MissingValueError) as raised:
+        store.values(conditions, names, beta=0.5)
+    (line,) = (each for each in str(raised.value).splitlines() if "Tasks: " in each)
+    assert line.endswith("Tasks: task a, task b, task " + ending)
 
 
 def test_a_task_that_was_never_sampled_is_an_error_and_not_zero(store, conditions):
@@ -342,11 +380,15 @@ def test_conditions_with_a_flipped_byte_are_named(path, conditions):
         store.add_many(conditions, [(0, factories.played("a mug"))])
     task_id = factories.task("a mug").task_id
     asked = dataclasses.replace(conditions, temperature=0.5)
-    for text in ('{"temp', json.dumps({**conditions.to_json(), "temperature": 9})):
+    other = json.dumps({**conditions.to_json(), "temperature": 9})
+    for text, problem in (
+        ('{"temp', "Unterminated string"),
+        (other, "their digest is another one"),
+    ):
         change(path, "UPDATE conditions SET json = ?", text)
         with ValueStore(path) as store, pytest.raises(ValueStoreError) as raised:
             store.values(asked, [task_id], beta=0.5)
-        assert f"is damaged: conditions {conditions.digest}" in str(raised.value)
+        assert f"is damaged: conditions {conditions.digest}: {problem}" in str(raised.value)
 
 
 @pytest.mark.slow
