@@ -48,10 +48,13 @@ def copy_on_gpu(model: LanguageModel) -> LanguageModel:
 
 
 def assert_same_weights(on_gpu: torch.nn.Module, on_cpu: torch.nn.Module) -> None:
-    """To the last bits: a sum of squares, which clips gradients, is computed in another order."""
+    """Nearly: a sum of squares, which clips gradients, is computed in another order.
+
+    AdamW divides a gradient by its size, so where it is nearly 0 its rounding is an update's.
+    """
     for actual, expected in zip(on_gpu.parameters(), on_cpu.parameters(), strict=True):
         assert isinstance(actual, OnGpu)
-        torch.testing.assert_close(actual.within, expected.data, rtol=1e-6, atol=1e-7)
+        torch.testing.assert_close(actual.within, expected.data, rtol=1e-6, atol=1e-6)
 
 
 class Names(TorchDispatchMode):
