@@ -42,6 +42,18 @@ def test_where_something_is_drawn_a_small_split_begins_again_with_other_seeds(
     assert len({seed for _, seed in episodes}) == len(episodes)
 
 
+def test_another_seed_and_another_repeat_draw_otherwise() -> None:
+    environments = lakes(slippery=True)
+
+    def seeds(seed: int, **options: int) -> list[int]:
+        plan = EvaluationPlan("test", NUM_TASKS, 0.0, seed=seed)
+        return [each.seed for each in plan.requests(environments, **options)]
+
+    assert seeds(3) == seeds(3, repeat=0)
+    drawn = [*seeds(3), *seeds(4), *seeds(3, repeat=1)]
+    assert len(set(drawn)) == len(drawn)
+
+
 def test_fewer_episodes_than_tasks_are_the_first_tasks() -> None:
     environments = lakes(slippery=False)
     plan = EvaluationPlan("test", 2, 0.0, seed=3)

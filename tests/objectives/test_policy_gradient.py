@@ -370,7 +370,14 @@ def test_refusals(batch):
             aggregate(loss_BT, mask_BT=mask_BT, **given)
     with pytest.raises(ValueError, match=r"must have shape \(6, 9\), got \(6, 8\)"):
         kl_loss(loss_BT, reference_logprobs_BT=torch.zeros(6, 8), mask_BT=mask_BT)
-    with pytest.raises(ValueError, match="coefficient"):
-        penalize_rewards(loss_BT, kl_BT=loss_BT, mask_BT=mask_BT, coefficient=-1)
+    for name in ("rewards_BT", "kl_BT"):
+        for wrong, message in (
+            ({name: loss_BT[:, 1:]}, f"{name} must have shape"),
+            ({name: loss_BT / 0}, f"{name} must be finite"),
+            ({"coefficient": -1}, "coefficient"),
+        ):
+            given = {"rewards_BT": loss_BT, "kl_BT": loss_BT, "coefficient": 0.1, **wrong}
+            with pytest.raises(ValueError, match=message):
+                penalize_rewards(mask_BT=mask_BT, **given)
     with pytest.raises(ValueError, match="coefficient must be finite"):
         entropy_bonus(loss_BT, mask_BT=mask_BT, coefficient=math.nan)

@@ -277,6 +277,14 @@ def test_refusals():
     ):
         with pytest.raises(ValueError, match=message):
             bi_level_gae(**{**batch, **wrong})
+    for wrong, message in (
+        ({"gamma": 1.1}, r"gamma must lie in \[0.0, 1.0\], got 1.1"),
+        ({"gae_lambda": -0.1}, "gae_lambda must lie in"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            gae(**without_turns(batch), **wrong)
+    with pytest.raises(ValueError, match="gamma_turn must lie in"):
+        bi_level_gae(**batch, gamma_turn=-0.5)
     falling = {
         "rewards_BT": torch.zeros(1, 2),
         "values_BT": torch.zeros(1, 2),
@@ -285,11 +293,16 @@ def test_refusals():
     }
     with pytest.raises(ValueError, match=r"must not fall along a row, got \[1, 0\]"):
         bi_level_gae(**falling)
-    with pytest.raises(ValueError, match="clip must be positive"):
-        clipped_value_loss(
-            torch.zeros(1, 2),
-            old_values_BT=torch.zeros(1, 2),
-            returns_BT=torch.zeros(1, 2),
-            mask_BT=falling["mask_BT"],
-            clip=0.0,
-        )
+    zeros_BT = torch.zeros(1, 2)
+    for wrong, message in (
+        ({"clip": 0.0}, "clip must be positive"),
+        ({"values_BT": zeros_BT[:, 1:]}, "values_BT must have shape"),
+        ({"old_values_BT": zeros_BT[:, 1:]}, "old_values_BT must have shape"),
+        ({"returns_BT": zeros_BT[:, 1:]}, "returns_BT must have shape"),
+        ({"old_values_BT": zeros_BT / 0}, "old_values_BT must be finite"),
+        ({"returns_BT": zeros_BT / 0}, "returns_BT must be finite"),
+    ):
+        same = dict.fromkeys(("values_BT", "old_values_BT", "returns_BT"), zeros_BT)
+        given = {**same, "mask_BT": falling["mask_BT"], **wrong}
+        with pytest.raises(ValueError, match=message):
+            clipped_value_loss(given.pop("values_BT"), **given)

@@ -242,9 +242,10 @@ def test_what_stands_outside_the_mask_does_not_matter():
     assert token_BT.grad.tolist() == [[1.0, 0.0, 1.0, 1.0]]
 
 
-def test_the_clamp_bounds_what_one_segment_contributes():
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_clamp_bounds_what_one_segment_contributes(sign):
     problem = Problem()
-    problem.rewards_BS = problem.rewards_BS * 100
+    problem.rewards_BS = problem.rewards_BS * 100 * sign
     clamped = turn_level_loss(
         problem.logprobs(),
         reference_logprobs_BT=problem.reference_BT,
@@ -255,7 +256,7 @@ def test_the_clamp_bounds_what_one_segment_contributes():
         settings=TurnLevelSettings(beta2=BETA, trace=1.0, advantage_clamp=0.5),
         num_sequences=9,
     )
-    expected = -(0.5 * (problem.logprobs() - problem.reference_BT)).sum() / 9
+    expected = -sign * (0.5 * (problem.logprobs() - problem.reference_BT)).sum() / 9
     torch.testing.assert_close(clamped.loss, expected)
 
 

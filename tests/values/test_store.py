@@ -316,8 +316,10 @@ def test_a_damaged_file_is_an_error_of_the_store(path, conditions):
     content = bytearray(path.read_bytes())
     content[4096:] = b"\xff" * (len(content) - 4096)
     path.write_bytes(content)
-    with ValueStore(path) as store, pytest.raises(ValueStoreError, match="cannot read .*malformed"):
+    with ValueStore(path) as store, pytest.raises(ValueStoreError) as raised:
         store.returns_by_task(conditions)
+    assert "cannot read" in str(raised.value) and "malformed" in str(raised.value)
+    assert "The file is damaged. Restore a copy" in str(raised.value)
 
 
 def change(path, statement, *values):
