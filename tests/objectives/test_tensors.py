@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ragen_apo.objectives.tensors import (
+    check_comparable,
     check_finite_tokens,
     check_tokens,
     check_vectors,
@@ -84,6 +85,12 @@ def test_whitening_nothing_or_one_token_gives_zeros(num_sampled):
     assert whiten(torch.rand(2, 3), mask_BT=mask_BT).count_nonzero() == 0
 
 
+def test_two_members_can_be_compared_and_one_cannot():
+    check_comparable(group_statistics(torch.zeros(3), group_N=torch.tensor([0, 1, 1])))
+    with pytest.raises(ValueError, match="at least 2 members to be compared, got 2 groups of one"):
+        check_comparable(group_statistics(torch.zeros(2), group_N=torch.tensor([0, 1])))
+
+
 def test_refusals_name_the_tensor_and_what_was_expected():
     mask_BT = torch.ones(2, 3, dtype=torch.bool)
     with pytest.raises(ValueError, match=r"rewards_BT must have shape \(2, 3\), got \(2, 4\)"):
@@ -94,6 +101,10 @@ def test_refusals_name_the_tensor_and_what_was_expected():
         check_tokens(mask_BT[:, :0])
     with pytest.raises(ValueError, match="values_BT must be finite .*, not finite: 1"):
         check_finite_tokens(mask_BT, values_BT=torch.tensor([[0, 1, 2], [3, math.nan, 5]]))
+    with pytest.raises(ValueError, match="values_BT must have shape"):
+        whiten(torch.zeros(2, 4), mask_BT=mask_BT)
+    with pytest.raises(ValueError, match="values_BT must be finite"):
+        whiten(torch.full((2, 3), math.inf), mask_BT=mask_BT)
     with pytest.raises(ValueError, match="b_B must have 3 entries, got 2"):
         check_vectors(a_B=torch.zeros(3), b_B=torch.zeros(2))
     with pytest.raises(ValueError, match="returns_B must be finite"):

@@ -99,6 +99,7 @@ def test_the_first_sample_under_a_key_stays(store, conditions):
     assert store.add_many(conditions, [(0, second)]) == 0
     assert store.add_many(conditions, [(0, second), (1, second)]) == 1
     assert store.trajectories(conditions, first.task.task_id) == [first, second]
+    assert store.add_many(conditions, [(2, first), (3, first), (1, first)]) == 2
 
 
 def test_values_are_the_soft_values_of_the_stored_returns_at_any_beta(store, conditions):
