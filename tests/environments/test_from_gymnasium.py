@@ -230,6 +230,7 @@ def test_the_configuration_of_the_page_trains(blackjack: Path, tmp_path: Path) -
         "--training.max_tasks=8",
         "--training.tasks_per_step=8",
         "--training.max_steps=1",
+        "--evaluation.num_episodes=20",
         "--machine.num_threads=1",
     ]
     run = factories.run(load_config(blackjack, short), tmp_path / "run")
