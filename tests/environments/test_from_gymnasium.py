@@ -225,6 +225,8 @@ def test_the_blackjack_of_the_page_keeps_every_promise_and_is_gymnasiums(blackja
 def test_the_configuration_of_the_page_trains(blackjack: Path, tmp_path: Path) -> None:
     from tests import factories
 
+    code = blackjack.with_suffix(".py")
+    code.write_text(code.read_text(encoding="utf-8").replace("range(10_000)", "range(50)"))
     short = [
         "--warm_start.demonstrations.num_steps=2",
         "--training.max_tasks=8",
