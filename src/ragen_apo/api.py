@@ -102,7 +102,7 @@ def train(
         RunDirectoryError: `run_dir` is in use, or its run cannot be continued.
         RagenApoError: anything else prevents the run.
     """
-    from ragen_apo.distributed.start import join_ranks
+    from ragen_apo.distributed.start import has_begun, join_ranks, note_begun
     from ragen_apo.stages.inputs import check_start
     from ragen_apo.stages.pipeline import train as play
 
@@ -111,7 +111,7 @@ def train(
     path = _path(run_dir, "run_dir")
     existed = path.exists()
     # `torchrun --max-restarts` starts a run again, whose first attempt may have begun.
-    resume = resume or (this_worker().num_restarts > 0 and RunDirectory(path).config.is_file())
+    resume = resume or (RunDirectory(path).config.is_file() and has_begun(path))
     changed_yaml = None
     if resume:
         run, changed_yaml = _continued(config, path, environment, sections, trust_remote_code)
@@ -128,6 +128,8 @@ def train(
         run = Run(RunDirectory(path), given)
         text = resolved_yaml(given)
         ranks.from_first(lambda: create_run(path, config_yaml=text).path.name, "making the run")
+        if ranks.is_first:
+            note_begun(path)
     try:
         with _console(progress) as shown, _only_training():
             shown.say(f"{run.config.algorithm.traits.sentence}.")

@@ -28,6 +28,7 @@ from ragen_apo.distributed.ranks import Ranks
 from ragen_apo.errors import RanksError
 from ragen_apo.files import read_json_lines
 from ragen_apo.run_directory import RunDirectory
+from ragen_apo.training.checkpoint import list_checkpoints
 from tests import factories
 from tests.command_line import snapshot
 from tests.distributed.processes import Torchrun, answers, finished, in_ranks, torchrun
@@ -38,6 +39,7 @@ from tests.distributed.runs import (
     curves,
     go_on,
     make_reference,
+    with_keys,
 )
 
 pytestmark = pytest.mark.slow
@@ -119,20 +121,79 @@ def test_torchrun_starts_a_run_again_whose_rank_was_killed(
     assert run.read_status()["attempts"] == 2
 
 
-def start(ranks: Ranks, config: Path, run: Path) -> str:
-    """What a user wrote after `torchrun -m ragen_apo`, without --resume."""
-    api.train(config, run, progress=False)
-    return "trained"
+def test_what_torchrun_starts_again_goes_on_without_being_told_to(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "run")
+    arguments = ("warm-start", "--config", config_file(tmp_path), "--run-dir", run.path)
+    torchrun = Torchrun(tmp_path / "output", arguments, "--max-restarts", 1)
+    while not list_checkpoints(run.checkpoints) and torchrun.is_running():
+        time.sleep(0.05)
+    _, second = sorted(psutil.Process(torchrun.pid).children(), key=lambda each: each.pid)
+    second.kill()
+    output = torchrun.ended()
+    assert torchrun.returncode == 0, output
+    assert "continuing after " in output
+    assert run.reference(0).exists()
 
 
-def test_what_torchrun_starts_again_goes_on_without_being_told_to(
-    by_one: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_run_that_was_there_before_torchrun_is_refused_at_every_start(
+    started: Path, tmp_path: Path
 ) -> None:
-    config = config_file(tmp_path)
-    first = in_ranks(2, start, config, by_one.path)
-    assert "exists already" in str(first[0])
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    assert answers(in_ranks(2, start, config, by_one.path)) == 2 * ["trained"]
+    """The second start must not take it for what the first one has made."""
+    before = snapshot(started)
+    arguments = ("train", "--config", config_file(tmp_path), "--run-dir", started)
+    torchrun = Torchrun(tmp_path / "output", arguments, "--max-restarts", 1)
+    output = torchrun.ended()
+    assert torchrun.returncode != 0
+    assert output.count("exists already and is not an empty directory") == 2, output
+    assert snapshot(started) == before
+
+
+def go_on_apart(ranks: Ranks, runs: Path) -> str:
+    """Each rank sees a run directory of its own."""
+    with pytest.raises(RanksError) as caught:
+        api.train(None, runs / str(ranks.rank), resume=True, progress=False)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("lacking", [0, 1])
+def test_a_rank_that_sees_another_newest_checkpoint_than_the_first_says_so(
+    lacking: int, started: Path, tmp_path: Path
+) -> None:
+    """As a disk of the network may show for a while: its weights would be of another step."""
+    for rank in range(2):
+        path = Path(shutil.copytree(started, tmp_path / str(rank)))
+        with_keys(RunDirectory(path), "--machine.rank_timeout_seconds=10")
+    newest = list_checkpoints(RunDirectory(tmp_path / str(lacking)).checkpoints)[-1]
+    shutil.rmtree(newest)
+    first, second = answers(in_ranks(2, go_on_apart, tmp_path))
+    assert second.startswith("rank 1 of 2 on "), second
+    what = f"does not find {newest}" if lacking == 1 else f"finds {newest.name} as the newest"
+    assert what in second
+    assert "rank 0 of 2 is without the others" in first
+    assert not RunDirectory(tmp_path / "0").values.exists()
+
+
+def stop_early(ranks: Ranks, config: Path, run: Path) -> None:
+    """After two steps the second rank's host shows the curve of steps as it was before them."""
+    api.train(config, run, progress=False, training={"max_steps": 2})
+    stale = patch("ragen_apo.stages.training.read_json_lines", lambda path: [])
+    with stale if ranks.rank == 1 else contextlib.nullcontext():
+        api.train(None, run, resume=True, progress=False, training={"max_steps": 5})
+
+
+def test_ranks_stop_early_by_the_rows_that_the_first_one_reads(
+    started: Path, tmp_path: Path
+) -> None:
+    config = config_file(
+        tmp_path,
+        "--warm_start.enabled=false",
+        f"--policy.path={started / 'references' / '0'}",
+        "--distillation.enabled=false",
+        "--training.eval_every=null",
+        "--training.early_stop.max_entropy=1e-9",  # holds in three rows in succession
+    )
+    answers(in_ranks(2, stop_early, config, tmp_path / "run"))
+    assert RunDirectory(tmp_path / "run").read_status()["early_stop"]["step"] == 3
 
 
 def start_unequally(

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import atexit
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -18,6 +21,8 @@ from ragen_apo.config.machine import MachineConfig
 from ragen_apo.distributed.ranks import ALONE, Ranks, answer_within
 from ragen_apo.distributed.torchrun import Worker, this_worker
 from ragen_apo.errors import RanksError
+
+T = TypeVar("T")
 
 _SECONDS_TO_FAIL = 5.0
 """How long a process that ends with an error tries to reach the store."""
@@ -58,6 +63,34 @@ def is_first_to_fail() -> bool:
     return answer_within(_SECONDS_TO_FAIL, count) in (1, None)
 
 
+def note_begun(run: Path) -> None:
+    """Lets `has_begun` know that this torchrun has made the run."""
+    if _is_kept_by_torchrun():
+        _ask_torchrun(lambda store: store.set(_begun(run), ""))
+
+
+def has_begun(run: Path) -> bool:
+    """Whether an earlier attempt of this torchrun (`--max-restarts`) has made the run.
+
+    A run of somebody else may be there as well, which the earlier attempt has refused to touch.
+    """
+    if this_worker().num_restarts == 0:
+        return False
+    if not _is_kept_by_torchrun():  # what the earlier attempt knew is gone with it
+        return True
+    return bool(_ask_torchrun(lambda store: store.check([_begun(run)])))
+
+
+def _ask_torchrun(question: Callable[[Store], T]) -> T | None:
+    """What its store answers in time: all attempts have the same one."""
+    worker, seconds = this_worker(), _SECONDS_TO_FAIL
+    return answer_within(seconds, lambda: question(_torchruns_store(worker, seconds=seconds)))
+
+
+def _begun(run: Path) -> str:
+    return f"ragen_apo/begun/{run.absolute()}"
+
+
 def _join(worker: Worker, machine: MachineConfig) -> Ranks:
     uses_cuda = machine.device != "cpu" and torch.cuda.is_available()
     if uses_cuda:
@@ -80,20 +113,30 @@ def _join(worker: Worker, machine: MachineConfig) -> Ranks:
     return Ranks(worker, store, timeout_seconds=machine.rank_timeout_seconds)
 
 
+def _is_kept_by_torchrun() -> bool:
+    """Whether the store is one of torchrun, which outlives the ranks."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
 def _store(worker: Worker, *, seconds: float) -> Store:
+    """Keys and values that all ranks see, of this attempt alone."""
+    return PrefixStore(
+        f"ragen_apo/{worker.num_restarts}", _torchruns_store(worker, seconds=seconds)
+    )
+
+
+def _torchruns_store(worker: Worker, *, seconds: float) -> Store:
     """Keys and values that all ranks see: torchrun keeps them, without it the first rank."""
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     if missing:
         raise RanksError(
             f"RANK is {worker.rank}, and {missing[0]} is not set; start the processes with torchrun"
         )
-    kept_by_torchrun = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    store = TCPStore(
+    return TCPStore(
         os.environ["MASTER_ADDR"],
         int(os.environ["MASTER_PORT"]),
         worker.size,
-        is_master=worker.rank == 0 and not kept_by_torchrun,
+        is_master=worker.rank == 0 and not _is_kept_by_torchrun(),
         wait_for_workers=False,
         timeout=timedelta(seconds=seconds),
     )
-    return PrefixStore(f"ragen_apo/{worker.num_restarts}", store)

@@ -31,6 +31,7 @@ from ragen_apo.agent.proxy import EpisodeRequest, begin_episodes
 from ragen_apo.choices import RunEnd
 from ragen_apo.config import RunConfig
 from ragen_apo.environments.base import tasks_of
+from ragen_apo.errors import RanksError
 from ragen_apo.files import (
     broken_line,
     read_json_lines,
@@ -44,7 +45,7 @@ from ragen_apo.policy.tokenizer import train_tokenizer
 from ragen_apo.progress import Progress
 from ragen_apo.run_directory import RunDirectory
 from ragen_apo.seeding import derive_seed
-from ragen_apo.session import Session, open_session
+from ragen_apo.session import Session, open_session, require_shared
 from ragen_apo.stages.disk import free_disk, plan_disk
 from ragen_apo.stages.distillation import distil
 from ragen_apo.stages.inputs import caveats, check_run_inputs, describe_servers
@@ -77,6 +78,7 @@ from ragen_apo.training.checkpoint import (
     Position,
     list_checkpoints,
     load_latest_checkpoint,
+    newest_position,
 )
 from ragen_apo.types import Task
 from ragen_apo.warm_start.batches import tokenizer_texts
@@ -287,11 +289,27 @@ def _initial_model(session: Session) -> Path | str:
 def _resume(session: Session, policy: LanguageModel) -> Position:
     """Where training stands: the newest checkpoint's weights are in `policy` afterwards.
 
-    Curves are cut back to that point, because what came after it will be computed again.
+    Curves are cut back to that point, because what came after it will be computed again. Raises
+    RanksError if a rank does not see the checkpoint of the first one: an older one would be mixed
+    into it, and with weights in shares nothing else would notice.
     """
     run = session.run
+
+    def newest() -> str | None:
+        found = newest_position(run.checkpoints)
+        return found and found.name
+
+    name = session.ranks.from_first(newest, "the newest checkpoint")
+    if name is not None:
+        require_shared(run.checkpoints / name, session.ranks)
     loaded = load_latest_checkpoint(run.checkpoints, model=policy.model)
     position = loaded or Position(PHASES[0], 0)
+    if (loaded and loaded.name) != name:
+        raise RanksError(
+            f"{session.ranks.worker.name} finds {position.name} as the newest checkpoint in "
+            f"{run.checkpoints.absolute()}, and rank 0 finds {name or 'none'}. Expected all hosts "
+            "to see the same folder; see to it and continue with --resume"
+        )
     if session.ranks.is_first:
         for old in list_checkpoints(run.checkpoints)[: -session.config.training.keep_checkpoints]:
             remove(old)  # a kill came before, or within, their removal

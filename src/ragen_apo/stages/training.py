@@ -53,7 +53,8 @@ def _take_steps(
     session: Session, trainer: Trainer, tasks: Sequence[Task], position: Position
 ) -> None:
     config, max_steps = session.config.training, session.config.training.max_steps
-    watch = EarlyStopWatch(config.early_stop, read_json_lines(session.run.metrics))
+    rows = session.ranks.from_first(lambda: read_json_lines(session.run.metrics), "rows so far")
+    watch = EarlyStopWatch(config.early_stop, rows)
 
     def is_over() -> bool:
         """Asked of the present position; a new reference can end training as well."""
