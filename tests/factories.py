@@ -223,6 +223,8 @@ class Sayings(SilentProgress):
     def say(self, message: str) -> None:
         self.lines.append(message)
 
+    warn = say
+
 
 @contextlib.contextmanager
 def threads_restored() -> Iterator[None]:

@@ -592,8 +592,11 @@ def _files(run: Run | Path | str) -> RunDirectory:
 
 
 def _console(progress: bool) -> AbstractContextManager[Progress]:
-    if not progress or this_worker().rank > 0:
+    if not progress:
         return nullcontext(SilentProgress())
-    from ragen_apo.console import ConsoleProgress, PrintableConsole
+    from ragen_apo.console import ConsoleProgress, PrintableConsole, WarningsOfRank
 
+    worker = this_worker()
+    if worker.rank > 0:
+        return nullcontext(WarningsOfRank(worker.name))
     return ConsoleProgress(PrintableConsole(markup=False))

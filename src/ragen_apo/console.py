@@ -44,6 +44,23 @@ def write_line(console: Console, text: str, *, style: str | None = None) -> None
     console.print(printable(text), style=style, highlight=False, markup=False, soft_wrap=True)
 
 
+class WarningsOfRank:
+    """The `Progress` of a rank after the first: it only warns, and names the rank."""
+
+    def __init__(self, rank: str) -> None:
+        self._rank = rank
+
+    def start(self, phase: str, total: int) -> None: ...
+
+    def update(self, done: int, note: str = "") -> None: ...
+
+    def say(self, message: str) -> None: ...
+
+    def warn(self, message: str) -> None:
+        """Writes to the standard error, where torchrun shows the lines of every rank."""
+        write_line(PrintableConsole(stderr=True), f"{self._rank}: {message}")
+
+
 class ConsoleProgress:
     """A `Progress` (see `ragen_apo.progress`) on a console; use it as a context manager."""
 
@@ -97,6 +114,8 @@ class ConsoleProgress:
     def say(self, message: str) -> None:
         """Prints a sentence above the bars."""
         write_line(self.console, message)
+
+    warn = say
 
     def _finish_phase(self) -> None:
         if not self._name:

@@ -253,7 +253,7 @@ def open_session(config: RunConfig, run: RunDirectory, progress: Progress) -> Se
     return Session(
         config,
         run,
-        build_environments(config.environment, config.agent, config.rollouts, say=progress.say),
+        build_environments(config.environment, config.agent, config.rollouts, say=progress.warn),
         device,
         dtype,
         progress,

@@ -95,7 +95,7 @@ def evaluate_api_model(
     """
     run = RunDirectory(folder)
     _require_free(run)
-    environments = build_environments(config.environment, config.agent, rollouts, say=progress.say)
+    environments = build_environments(config.environment, config.agent, rollouts, say=progress.warn)
     plan = _plan(config)
     tasks_of(environments, plan.split)
     requests = plan.requests(environments)
