@@ -423,6 +423,9 @@ def test_a_prompt_is_shown_token_by_token_with_its_mask(
     assert "User" in lines[0] and lines[1].startswith("teacher: ")
     first = next(index for index, line in enumerate(lines) if line.startswith("    0 "))
     assert lines[first].split() == ["0", "2", "'<|user|>'"]
-    num_tokens, num_trained = map(int, re.findall(r"[0-9]+", lines[first - 1])[2:])
+    assert "return" in lines[1] and lines[1].endswith(("ended the episode", "limit was reached"))
+    opening = re.match(r"context 1 of 1 \(turns 1 to \d\): (\d+) tokens, (\d+)", lines[first - 1])
+    assert opening, lines[first - 1]
+    num_tokens, num_trained = map(int, opening.groups())
     assert len(lines) - first == num_tokens
     assert sum(line.split()[2] == "*" for line in lines[first:]) == num_trained > 0

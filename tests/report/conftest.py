@@ -201,6 +201,7 @@ def make_metrics(num_steps: int = 60) -> list[dict[str, Any]]:
             "logprob_gap_max": 3e-6 * (1 + rng.random()),
             "entropy": 0.6 - 0.4 * progress,
             "truncated_share": 0.2 * (1 - progress),
+            "out_of_context_share": 0.05 * (1 - progress),
             "invalid_turn_share": 0.1 * (1 - progress),
             "format_error_share": 0.02 * (1 - progress),
             "num_turns_mean": 4.4 - 2.3 * progress,

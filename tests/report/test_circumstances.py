@@ -112,6 +112,20 @@ def test_full_contexts_are_said_because_baselines_have_none(
     assert sentence.startswith(f"2 of {run.num_episodes} episodes ended")
 
 
+def test_failures_say_how_many_of_them_a_full_context_ended(
+    build_run: Callable[..., Path],
+) -> None:
+    run = load_run(build_run())
+    assert "because the context was full" not in failure_analysis(run)
+    pattern = next(row["failure"] for row in run.episodes if row["failure"])
+    failed = [row for row in run.episodes if row["failure"] == pattern]
+    full = {**failed[0], "stop_reason": "the context was full"}
+    rows = [full if row is failed[0] else row for row in run.episodes]
+    cut = dataclasses.replace(run, episodes=rows)
+    for text in (page(cut, curves=[]), failure_analysis(cut)):
+        assert f"Of {len(failed)} episodes, 1 ended because the context was full." in text
+
+
 def test_a_search_is_not_taken_for_the_policy(build_run: Callable[..., Path]) -> None:
     run = load_run(build_run())
     alone = {"success_rate": 0.5, "avg_reward": 0.4, "avg_steps": 5.0, "avg_tokens": 90.0}

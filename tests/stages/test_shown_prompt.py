@@ -57,6 +57,19 @@ def test_a_window_that_moves_shows_one_context_each_time() -> None:
     assert written(shown) == "".join(turn.response for turn in shown.trajectory.turns)
 
 
+def test_each_context_names_the_turns_that_it_trains() -> None:
+    (all_turns,) = show_prompt(factories.config()).turns
+    window = "--agent.context={mode: last_turns, num_turns: 1}"
+    tasks = (show_prompt(factories.config(window), task=task) for task in range(20))
+    shown = next(each for each in tasks if len(each.trajectory.turns) > 2)
+    num_turns = len(shown.trajectory.turns)
+    assert all_turns.start == 1
+    assert shown.turns == [range(1, 3), *(range(n, n + 1) for n in range(3, num_turns + 1))]
+    for turns, context in zip(shown.turns, shown.contexts, strict=True):
+        said = "".join(token.text for token in context if token.is_trained)
+        assert said == "".join(shown.trajectory.turns[number - 1].response for number in turns)
+
+
 def test_another_task_is_another_conversation() -> None:
     first, second = (show_prompt(factories.config(), task=task) for task in (0, 1))
     assert first.trajectory.task != second.trajectory.task

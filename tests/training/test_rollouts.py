@@ -5,6 +5,8 @@ import torch
 
 from ragen_apo.environments.base import make_environment
 from ragen_apo.training.algorithms.grpo import Grpo
+from ragen_apo.training.step_metrics import rollout_metrics
+from ragen_apo.types import StopReason
 from tests.factories import episode, rollouts, turn
 
 
@@ -18,6 +20,14 @@ def test_returns_of_a_mixture_are_normalised_within_each_part() -> None:
     grpo = Grpo.model_validate({"reward_normalization": settings})
     expected = pytest.approx([-1, -10, 1, 10])
     assert grpo.normalized(rollouts(episodes)).returns_B.tolist() == expected
+
+
+def test_a_full_context_is_told_from_the_turn_limit() -> None:
+    cut = {"terminated": False}
+    full = episode(turn(), **cut, stop_reason=StopReason.CONTEXT_LIMIT)
+    episodes = [full, episode(turn(), **cut), episode(turn(), **cut), episode(turn())]
+    metrics = rollout_metrics(episodes)
+    assert (metrics["truncated_share"], metrics["out_of_context_share"]) == (0.75, 0.25)
 
 
 def test_a_row_holds_the_sampled_tokens_of_all_samples_in_their_order() -> None:

@@ -1,5 +1,7 @@
 """Training in every context mode: what was sampled is what is scored, and nothing counts twice."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -78,6 +80,42 @@ def test_the_gradient_is_that_of_the_loss_written_down_turn_by_turn(trainer: Tra
     assert seen.result.metrics["loss"] == pytest.approx(loss.item(), rel=1e-4)
     assert expected.norm() > 0.1
     assert (seen.gradient - expected).norm() <= 1e-4 * expected.norm()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["apo", "ppo"])
+def test_the_contexts_of_a_long_episode_are_read_a_few_at_a_time(
+    algorithm: str, session: Session
+) -> None:
+    """Otherwise memory would grow with the number of turns, whatever is configured."""
+    gradients = []
+    for size in (2, 16):
+        keys = [*KEYS, *MODES["single_turn"], f"--training.micro_batch_size={size}"]
+        windowed = with_keys(session, *keys)
+        values = ReferenceValues({task.task_id: 0.1 for task in windowed.training_tasks()})
+        trainer = factories.trainer_of(windowed, algorithm, values=values)
+        sizes: list[int] = []
+
+        def note(_: object, __: object, given: dict[str, Any], sizes: list[int] = sizes) -> None:
+            if given.get("use_cache") is False:  # no rollout
+                sizes.append(len(given["input_ids"]))
+
+        models = [trainer.policy.model, *trainer.algorithm.other_models]
+        hooks = [
+            module.register_forward_pre_hook(note, with_kwargs=True)
+            for model in models
+            for module in model.modules()
+            if isinstance(module, type(trainer.policy.model.base_model))
+        ]
+        seen = step_without_update(trainer)
+        for hook in hooks:
+            hook.remove()
+        assert max(len(training_samples(each)) for each in seen.trajectories) == 5
+        assert max(sizes) == 2 if size == 2 else max(sizes) >= 5
+        gradients.append(seen.gradient)
+    few, many = gradients
+    assert (few - many).norm() <= 1e-4 * many.norm()
+    assert many.norm() > 0
 
 
 def plain_loss(trainer: Trainer, trajectories: list[Trajectory]) -> torch.Tensor:

@@ -151,8 +151,14 @@ def test_where_many_episodes_ended_in_a_full_context_they_need_room_and_not_more
     assert "Raise agent.max_context_tokens" in result["advice"]
     assert "num_samples" not in result["advice"]
     assert "max_context" not in report([False] * 4, faults=Faults(cut=0.2))["advice"]
-    unreadable = report([False] * 4, faults=Faults(unreadable=0.9, cut=1.0))
-    assert "max_context" not in unreadable["advice"]
+
+
+@pytest.mark.parametrize("other", [{"unreadable": 0.9}, {"invalid": 0.9}])
+def test_a_full_context_is_named_beside_what_else_is_wrong(other):
+    advice = report([False] * 4, faults=Faults(**other, cut=1.0))["advice"]
+    assert "90% of the turns" in advice
+    assert "100% of the episodes ended because the context was full" in advice
+    assert advice.count("No task was solved") == 1
 
 
 def test_where_most_actions_could_not_be_executed_the_agent_must_be_told_them():

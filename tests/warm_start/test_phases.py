@@ -152,7 +152,7 @@ def test_a_demonstration_that_does_not_fit_ends_early_and_this_is_said(
 
     notes = Sayings()
     whole = demonstrated(512, notes)
-    assert not any("end early" in sentence for sentence in notes.lines)
+    assert not any("context was full" in sentence for sentence in notes.lines)
     lengths = [len(training_samples(episode)[0].token_ids) for episode in whole]
     capacity = max(lengths) - 1
     num_longest = lengths.count(max(lengths))
@@ -163,11 +163,15 @@ def test_a_demonstration_that_does_not_fit_ends_early_and_this_is_said(
             assert episode.turns == full.turns[:-1]
             num_longest -= 1
     assert num_longest == 0
-    early = f"{lengths.count(max(lengths))} of {len(whole)}"
-    said = f"demonstrations that end early, as an episode of the policy would: {early}; "
-    assert (
-        notes.lines[-1].startswith(said) and f"max_context_tokens is {capacity}" in notes.lines[-1]
+    fewest = (
+        min(
+            len(each.turns) for each in whole if len(training_samples(each)[0].token_ids) > capacity
+        )
+        - 1
     )
+    early = f"{lengths.count(max(lengths))} of {len(whole)}, after {fewest} turns or more"
+    assert f"because the context was full: {early}. " in notes.lines[-1]
+    assert f"max_context_tokens is {capacity}: raise it" in notes.lines[-1]
 
 
 def test_responses_that_the_policy_could_not_write_are_counted(session: Session) -> None:

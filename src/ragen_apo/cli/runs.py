@@ -235,13 +235,16 @@ def show_prompt(
     if options := chosen.agent.template_options:
         print(printable(f"agent.template_options: {json.dumps(options)}"))
     print(
-        f"{shown.policy}: {counted(len(played.turns), 'turn')}, return {played.episode_return:+.2f}"
+        f"{shown.policy}: {counted(len(played.turns), 'turn')}, return "
+        f"{played.episode_return:+.2f}; {played.stop_reason.value}"
     )
-    for number, tokens in enumerate(shown.contexts, 1):
+    for number, (turns, tokens) in enumerate(zip(shown.turns, shown.contexts, strict=True), 1):
         num_trained = sum(token.is_trained for token in tokens)
+        first, last = turns[0], turns[-1]
         print(
-            f"\ncontext {number} of {len(shown.contexts)}: {len(tokens)} tokens, "
-            f"{num_trained} of them trained (*)"
+            f"\ncontext {number} of {len(shown.contexts)} "
+            f"({f'turn {first}' if first == last else f'turns {first} to {last}'}): "
+            f"{len(tokens)} tokens, {num_trained} of them trained (*)"
         )
         for position, token in enumerate(tokens):
             mark = "*" if token.is_trained else " "

@@ -18,7 +18,7 @@ from ragen_apo.report.episodes import readable_episode
 from ragen_apo.report.load import RunData
 from ragen_apo.report.style import counted, interval, one_line, percent
 from ragen_apo.report.tables import failure_rows, failure_words, num_failures
-from ragen_apo.types import TurnFlag
+from ragen_apo.types import StopReason, TurnFlag
 
 TARGET_PATTERNS = ("wrong_final_action", "loop", "wrong_purchase", "search_loop")
 """Patterns whose remedy depends on whether the goal was on screen."""
@@ -29,15 +29,20 @@ def failure_analysis(run: RunData) -> str:
     return printable("\n\n".join([_introduction(run), _table(run), *_sections(run)])) + "\n"
 
 
-def target_note(run: RunData, pattern: str) -> str | None:
-    """How often the goal was on screen, for `TARGET_PATTERNS`."""
-    if pattern not in TARGET_PATTERNS:
-        return None
+def pattern_note(run: RunData, pattern: str) -> str:
+    """How often the goal was on screen, for `TARGET_PATTERNS`, and how often the context was full.
+
+    Empty where there is nothing to say.
+    """
     failed = [row for row in run.episodes if row.get("failure") == pattern]
-    if not failed or not any(map(_goal_shown, run.episodes)):
-        return None
-    num_shown = sum(map(_goal_shown, failed))
-    return f"The goal had been on screen in {num_shown} of {counted(len(failed), 'episode')}."
+    among, notes = counted(len(failed), "episode"), list[str]()
+    if failed and pattern in TARGET_PATTERNS and any(map(_goal_shown, run.episodes)):
+        num_shown = sum(map(_goal_shown, failed))
+        notes.append(f"The goal had been on screen in {num_shown} of {among}.")
+    full = StopReason.CONTEXT_LIMIT.value
+    if num_full := sum(row.get("stop_reason") == full for row in failed):
+        notes.append(f"Of {among}, {num_full} ended because the context was full.")
+    return " ".join(notes)
 
 
 def _goal_shown(row: Mapping[str, Any]) -> bool:
@@ -76,7 +81,7 @@ def _sections(run: RunData) -> list[str]:
     sections: list[str] = []
     for row in failure_rows(run):
         if row.count:
-            note = target_note(run, row.pattern) or ""
+            note = pattern_note(run, row.pattern)
             parts = [
                 f"## {row.words.name.capitalize()}: {counted(row.count, 'episode')}",
                 f"**What it means.** {row.words.meaning} {note}".rstrip(),

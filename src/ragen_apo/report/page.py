@@ -21,7 +21,7 @@ from ragen_apo.report.algorithm import algorithm_of
 from ragen_apo.report.api_model import api_model
 from ragen_apo.report.coverage import coverage_facts, coverage_rows
 from ragen_apo.report.episodes import readable_episode
-from ragen_apo.report.failure_analysis import target_note
+from ragen_apo.report.failure_analysis import pattern_note
 from ragen_apo.report.findings import evaluated, key_sentences, phase_seconds, total_seconds
 from ragen_apo.report.html import data_uri, render
 from ragen_apo.report.load import RunData, mapping
@@ -70,7 +70,7 @@ def page(
         coverage=coverage_rows(run),
         advice=run.value_report.get("advice"),
         failures=failure_rows(run),
-        target_note=partial(target_note, run),
+        pattern_note=partial(pattern_note, run),
         num_failures=num_failures(run),
         phases=_phases(run),
         versions=mapping(run.record.get("versions")),

@@ -54,6 +54,7 @@ MONITORS: Mapping[str, Monitor] = {
     "empty_thought_share": Monitor("share of empty thoughts", share=True),
     "unclosed_thought_share": Monitor("share of unclosed thoughts", share=True),
     "truncated_share": Monitor("share of truncated episodes", share=True),
+    "out_of_context_share": Monitor("share of episodes that a full context ended", share=True),
     "invalid_turn_share": Monitor("share of invalid turns", share=True),
     "format_error_share": Monitor("share of format errors", share=True),
     "num_turns_mean": Monitor("turns per episode"),

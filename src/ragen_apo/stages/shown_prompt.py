@@ -7,6 +7,7 @@ of each context and which of them would be trained. No weights are loaded.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 from transformers import PreTrainedTokenizerBase
 
@@ -45,6 +46,13 @@ class ShownPrompt:
     """Name of the scripted policy that played it."""
     contexts: tuple[tuple[ShownToken, ...], ...]
     """One in the full context; with a window, one for each time that it has moved."""
+
+    @property
+    def turns(self) -> list[range]:
+        """The turns, from 1, whose responses are trained in each context."""
+        turns = self.trajectory.turns
+        starts = [n for n, turn in enumerate(turns, 1) if n == 1 or turn.restarts_context]
+        return [range(*each) for each in pairwise([*starts, len(turns) + 1])]
 
 
 def show_prompt(

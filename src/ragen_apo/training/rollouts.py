@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ragen_apo.distributed.ranks import ALONE, Ranks
 from ragen_apo.objectives.tensors import sampled_or_zero
-from ragen_apo.policy.passes import indices_of, to_device
+from ragen_apo.policy.passes import in_pieces, indices_of, to_device
 from ragen_apo.training.batching import (
     TokenBatch,
     collate,
@@ -194,6 +194,17 @@ class MicroBatch:
         """True exactly at the sampled tokens."""
         return self.tokens.loss_mask_RT
 
+    def by_pass(
+        self, compute: Callable[[Tensor, Tensor], tuple[Tensor, ...]], *, size: int | None
+    ) -> tuple[Tensor, ...]:
+        """What `compute` makes of tokens and targets, in passes of at most `size` contexts.
+
+        A long episode with a window has more. Its passes are made again for the gradient, so that
+        memory does not grow with the number of turns.
+        """
+        token_ids_ML = self.samples.token_ids_RT
+        return in_pieces(compute, token_ids_ML, self.targets_ML, max_rows=size or len(token_ids_ML))
+
     def in_rows(self, values_ML: Tensor) -> Tensor:
         """A number of each sampled token, moved into the rows [B, T]; 0 elsewhere.
 
@@ -213,14 +224,13 @@ class MicroBatch:
 
 def row_of(samples: Sequence[TrainingSample]) -> TrainingSample:
     """A trajectory's samples one after another, without what later ones read before they sample."""
-    first, *later = samples
-    token_ids, loss_mask, logprobs = first.token_ids, first.loss_mask, first.logprobs
-    for sample in later:
-        start = sample.loss_mask.index(True)
-        token_ids += sample.token_ids[start:]
-        loss_mask += sample.loss_mask[start:]
-        logprobs += sample.logprobs[start:]
-    return TrainingSample(token_ids, loss_mask, logprobs)
+    starts = [0, *(sample.loss_mask.index(True) for sample in samples[1:])]
+    parts = list(zip(samples, starts, strict=True))
+    return TrainingSample(
+        token_ids=tuple(token for each, start in parts for token in each.token_ids[start:]),
+        loss_mask=tuple(sampled for each, start in parts for sampled in each.loss_mask[start:]),
+        logprobs=tuple(logprob for each, start in parts for logprob in each.logprobs[start:]),
+    )
 
 
 def best_of_each(trajectories: Sequence[Trajectory], *, size: int) -> Sequence[Trajectory]:

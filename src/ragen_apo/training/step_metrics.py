@@ -20,7 +20,7 @@ from ragen_apo.objectives.apo import divergence_metrics, sequence_kl, sequence_l
 from ragen_apo.policy.scoring import TokenScores
 from ragen_apo.training.rollouts import MicroBatch
 from ragen_apo.training.thoughts import thought_shares
-from ragen_apo.types import Trajectory, Turn, TurnFlag
+from ragen_apo.types import StopReason, Trajectory, Turn, TurnFlag
 
 
 @dataclass(frozen=True)
@@ -176,6 +176,10 @@ def rollout_metrics(
         "success_rate": sum(t.success for t in trajectories) / num_episodes,
         "num_turns_mean": len(turns) / num_episodes,
         "truncated_share": sum(t.truncated for t in trajectories) / num_episodes,
+        "out_of_context_share": [t.stop_reason for t in trajectories].count(
+            StopReason.CONTEXT_LIMIT
+        )
+        / num_episodes,
         "format_error_share": _share(turns, TurnFlag.FORMAT_ERROR),
         "invalid_turn_share": _share(turns, TurnFlag.INVALID_ACTION),
         **thought_shares(turns, opening=opening),

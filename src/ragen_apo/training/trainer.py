@@ -302,28 +302,34 @@ class Trainer:
         """
         if not (first_pass or self.algorithm.entropy_gradients):
             return TokenScores(self._logprobs(self.policy, micro), entropy_BT=None)
-        scores = score_tokens(
-            self.policy,
-            micro.samples.token_ids_RT,
-            micro.targets_ML,
-            temperature=self.config.sampling.temperature,
-            entropy_gradients=self.algorithm.entropy_gradients,
-        )
-        assert scores.entropy_BT is not None
-        return TokenScores(
-            logprobs_BT=micro.in_rows(scores.logprobs_BT),
-            entropy_BT=micro.in_rows(scores.entropy_BT),
-        )
+
+        def score(token_ids_ML: torch.Tensor, targets_ML: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            scores = score_tokens(
+                self.policy,
+                token_ids_ML,
+                targets_ML,
+                temperature=self.config.sampling.temperature,
+                entropy_gradients=self.algorithm.entropy_gradients,
+            )
+            assert scores.entropy_BT is not None
+            return scores.logprobs_BT, scores.entropy_BT
+
+        logprobs_ML, entropy_ML = micro.by_pass(score, size=self._max_contexts(self.policy))
+        return TokenScores(micro.in_rows(logprobs_ML), micro.in_rows(entropy_ML))
 
     def _logprobs(self, model: LanguageModel, micro: MicroBatch) -> torch.Tensor:
         """What a model says about the sampled tokens [B, T]."""
-        logprobs_ML = token_logprobs(
-            model,
-            micro.samples.token_ids_RT,
-            micro.targets_ML,
-            temperature=self.config.sampling.temperature,
-        )
+
+        def score(token_ids_ML: torch.Tensor, targets_ML: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            temperature = self.config.sampling.temperature
+            return (token_logprobs(model, token_ids_ML, targets_ML, temperature=temperature),)
+
+        (logprobs_ML,) = micro.by_pass(score, size=self._max_contexts(model))
         return micro.in_rows(logprobs_ML)
+
+    def _max_contexts(self, model: LanguageModel) -> int | None:
+        """Of a pass; with weights in shares None, as all ranks have to make as many passes."""
+        return self._micro_batch_size if model.shards is None else None
 
     # Between steps.
 

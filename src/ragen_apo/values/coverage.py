@@ -161,31 +161,12 @@ def _advice(
     returns: Sequence[Sequence[float]],
     faults: Faults,
 ) -> str:
-    """The finding for few or no solved tasks, and the remedy."""
+    """The finding for few or no solved tasks, and the remedies: for the faults of the episodes if
+    they have any.
+    """
     finding = _finding(counts, returns)
-    if faults.unreadable > MAX_UNREADABLE_SHARE:
-        return (
-            f"{finding} In {faults.unreadable:.0%} of the turns the response held no readable "
-            "answer. Look at some (`ragen-apo view RUN`, Value store). If they are cut off, raise "
-            "agent.max_response_tokens. If they have another form, set agent.system_prompt: "
-            "rules_and_format; rules alone does not state it. A model that is built on the spot "
-            "learns the form from more demonstrations (warm_start.demonstrations.num_steps)."
-        )
-    if faults.invalid > MAX_INVALID_SHARE:
-        return (
-            f"{finding} In {faults.invalid:.0%} of the turns the environment could not execute the "
-            "action. Look at some (`ragen-apo view RUN`, Value store). A pretrained model has to "
-            "be told the actions: in the observation, or by agent.system_prompt (rules or "
-            "rules_and_format). A model that is built on the spot learns them from more "
-            "demonstrations (warm_start.demonstrations.num_steps)."
-        )
-    if faults.cut > MAX_CUT_SHARE:
-        return (
-            f"{finding} {faults.cut:.0%} of the episodes ended because the context was full, "
-            "before their environment ended them. Raise agent.max_context_tokens, let the "
-            "environment answer with shorter texts, or let the policy read the last turns only "
-            "(agent.context.mode: last_turns)."
-        )
+    if found := _faults_found(faults):
+        return " ".join([finding, *found])
     remedy = (
         "warm-start the reference on demonstrations (warm_start.demonstrations), or use a shaped "
         "reward that tells failures apart."
@@ -200,6 +181,35 @@ def _advice(
         f"{finding} {who} {num_undecided} {verb} fewer than {ADVICE_SAMPLES} samples: sample them "
         f"more often first (values.num_samples). If that does not help, {remedy}"
     )
+
+
+def _faults_found(faults: Faults) -> list[str]:
+    """What is wrong with many turns or episodes, each with its remedy."""
+    found: list[str] = []
+    if faults.unreadable > MAX_UNREADABLE_SHARE:
+        found.append(
+            f"In {faults.unreadable:.0%} of the turns the response held no readable "
+            "answer. Look at some (`ragen-apo view RUN`, Value store). If they are cut off, raise "
+            "agent.max_response_tokens. If they have another form, set agent.system_prompt: "
+            "rules_and_format; rules alone does not state it. A model that is built on the spot "
+            "learns the form from more demonstrations (warm_start.demonstrations.num_steps)."
+        )
+    if faults.invalid > MAX_INVALID_SHARE:
+        found.append(
+            f"In {faults.invalid:.0%} of the turns the environment could not execute the "
+            "action. Look at some (`ragen-apo view RUN`, Value store). A pretrained model has to "
+            "be told the actions: in the observation, or by agent.system_prompt (rules or "
+            "rules_and_format). A model that is built on the spot learns them from more "
+            "demonstrations (warm_start.demonstrations.num_steps)."
+        )
+    if faults.cut > MAX_CUT_SHARE:
+        found.append(
+            f"{faults.cut:.0%} of the episodes ended because the context was full, "
+            "before their environment ended them. Raise agent.max_context_tokens, let the "
+            "environment answer with shorter texts, or let the policy read the last turns only "
+            "(agent.context.mode: last_turns)."
+        )
+    return found
 
 
 def _finding(counts: Sequence[tuple[int, int]], returns: Sequence[Sequence[float]]) -> str:

@@ -116,12 +116,18 @@ def _say_what_cannot_be_imitated(session: Session, trajectories: Sequence[Trajec
             f"{shortened(repr(unreadable[0]), 200)}; thoughts and actions must not contain what "
             "encloses them"
         )
-    num_cut = [episode.stop_reason for episode in trajectories].count(StopReason.CONTEXT_LIMIT)
-    if num_cut:
+    num_turns = [
+        len(episode.turns)
+        for episode in trajectories
+        if episode.stop_reason is StopReason.CONTEXT_LIMIT
+    ]
+    if num_turns:
         session.progress.say(
-            "demonstrations that end early, as an episode of the policy would: "
-            f"{num_cut} of {len(trajectories)}; "
-            f"agent.max_context_tokens is {limits.max_context_tokens}"
+            f"demonstrations whose end is not imitated, because the context was full: "
+            f"{len(num_turns)} of {len(trajectories)}, after {min(num_turns)} turns or more. "
+            f"agent.max_context_tokens is {limits.max_context_tokens}: raise it, let the "
+            "environment answer with shorter texts, or let the policy read the last turns only "
+            "(agent.context.mode: last_turns). Episodes of the policy end as early"
         )
 
 

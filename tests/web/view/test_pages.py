@@ -122,6 +122,23 @@ def test_a_training_episode_has_tokens_values_and_residuals(trained_runs: Path) 
     assert f"log π {row['turns'][0]['logprobs'][0]:.3f}" in page
 
 
+def test_a_long_episode_is_paged_above_and_below_and_ends_on_its_last_page(tmp_path: Path) -> None:
+    turns = [turn(observation="x" * 4000) for _ in range(60)]
+    write_run(tmp_path / "one", [episode(*turns, final_observation="the very end")])
+    pages = client(tmp_path)
+    first = get(pages, "/episode", run="one")
+    assert first.count('aria-label="Pages"') == 2
+    assert first.index('aria-label="Pages"') < first.index('id="turn-1"')
+    assert "Turns 1 to 25 of 60" in first
+    assert "the very end" not in first
+    assert "the very end" in get(pages, "/episode", run="one", page=3)
+    text = get(pages, "/text", run="one", field="observation", turn=30)
+    (back,) = re.findall(r'href="([^"]*)">back to the episode', text)
+    assert back.endswith("page=2#turn-30")
+    assert 'id="turn-30"' in get(pages, html.unescape(back).split("#")[0])
+    assert get(pages, "/episode", run="one", page=9), "a page without turns"
+
+
 def test_a_held_out_episode_says_what_is_not_stored(trained_runs: Path) -> None:
     page = get(client(trained_runs), "/episode", run="first", number=1)
     assert "Not stored" in page

@@ -101,6 +101,8 @@ class PpoAlgorithm(Algorithm[PpoTargets]):
         self._ratio = ClippedRatio(settings, max_tokens=config.agent.max_context_tokens)
         self._critic = Critic(policy, freeze_embeddings=config.policy.freeze_embeddings)
         self._micro_batch_size = config.training.micro_batch_size
+        # All ranks have to make as many passes over weights in shares.
+        self._max_contexts = self._micro_batch_size if policy.shards is None else None
         self._optimizer = Optimizer(self._critic, weight_decay=config.optimizer.weight_decay)
         self._max_grad_norm = config.optimizer.max_grad_norm
         self.num_epochs = settings.num_epochs
@@ -188,8 +190,13 @@ class PpoAlgorithm(Algorithm[PpoTargets]):
         self._optimizer.load_state_tensors(_below(_MOMENTS, tensors))
 
     def _critic_values(self, micro: MicroBatch) -> Tensor:
-        samples = micro.samples
-        return micro.in_rows(self._critic(samples.token_ids_RT, samples.loss_mask_RT))
+        from ragen_apo.policy.passes import to_device
+
+        def values(token_ids_ML: Tensor, targets_ML: Tensor) -> tuple[Tensor]:
+            return (self._critic(token_ids_ML, to_device(targets_ML, token_ids_ML.device)),)
+
+        (values_ML,) = micro.by_pass(values, size=self._max_contexts)
+        return micro.in_rows(values_ML)
 
     def _estimate(self, rollouts: Rollouts, values_BT: Tensor) -> AdvantageEstimate:
         from ragen_apo.objectives.ppo import bi_level_gae, gae

@@ -77,7 +77,10 @@ def episode(site: Site, request: Request) -> Response:
 def text(site: Site, request: Request) -> Response:
     """A long text, a part at a time."""
     key = query.episode_key(request)
-    return page_of("view/text.html", name=key.run, key=key, **long_text(request, site.episode(key)))
+    shown = long_text(request, site.episode(key))
+    turn = shown["turn"]
+    back = f"{key.url(page=(turn - 1) // TURNS_PER_PAGE + 1)}#turn-{turn}" if turn else key.url()
+    return page_of("view/text.html", name=key.run, key=key, back=back, **shown)
 
 
 def long_text(request: Request, stored: StoredEpisode) -> Mapping[str, Any]:
