@@ -25,6 +25,7 @@ import pytest
 import ragen_apo
 from ragen_apo import api, cli
 from ragen_apo.distributed.ranks import Ranks
+from ragen_apo.environments.bandit.two_armed import TwoArmedWorld
 from ragen_apo.errors import RanksError
 from ragen_apo.files import read_json_lines
 from ragen_apo.run_directory import RunDirectory
@@ -194,6 +195,36 @@ def test_ranks_stop_early_by_the_rows_that_the_first_one_reads(
     )
     answers(in_ranks(2, stop_early, config, tmp_path / "run"))
     assert RunDirectory(tmp_path / "run").read_status()["early_stop"]["step"] == 3
+
+
+def fail_once(ranks: Ranks, config: Path, run: Path) -> str:
+    """The second rank's environment raises once; what the rank writes to the standard error."""
+    failures = [OSError("no answer")] if ranks.rank == 1 else []
+    act, errors = TwoArmedWorld.act, io.StringIO()
+
+    def act_or_fail(self: TwoArmedWorld, action: str) -> Any:
+        if failures:
+            raise failures.pop()
+        return act(self, action)
+
+    with patch.object(TwoArmedWorld, "act", act_or_fail), contextlib.redirect_stderr(errors):
+        api.train(config, run, training={"max_steps": 1})
+    return errors.getvalue()
+
+
+def test_a_later_rank_says_that_its_environment_failed(started: Path, tmp_path: Path) -> None:
+    config = config_file(
+        tmp_path,
+        "--warm_start.enabled=false",
+        f"--policy.path={started / 'references' / '0'}",
+        "--distillation.enabled=false",
+        "--training.eval_every=null",
+        "--rollouts.environment_retries=1",
+    )
+    first, second = answers(in_ranks(2, fail_once, config, tmp_path / "run"))
+    assert "no answer" not in first
+    assert second.startswith("rank 1 of 2 on ") and second.count("\n") == 1
+    assert "no answer" in second and "The episode begins again, 1 of 1 time at most" in second
 
 
 def start_unequally(

@@ -168,6 +168,7 @@ def rollout_metrics(
     """What the trajectories alone say; `opening` is what the template writes of every response."""
     num_episodes = len(trajectories)
     turns = [turn for trajectory in trajectories for turn in trajectory.turns]
+    full = StopReason.CONTEXT_LIMIT
     return {
         "num_episodes": num_episodes,
         "num_generated_tokens": sum(t.num_response_tokens for t in trajectories),
@@ -176,10 +177,7 @@ def rollout_metrics(
         "success_rate": sum(t.success for t in trajectories) / num_episodes,
         "num_turns_mean": len(turns) / num_episodes,
         "truncated_share": sum(t.truncated for t in trajectories) / num_episodes,
-        "out_of_context_share": [t.stop_reason for t in trajectories].count(
-            StopReason.CONTEXT_LIMIT
-        )
-        / num_episodes,
+        "out_of_context_share": sum(t.stop_reason is full for t in trajectories) / num_episodes,
         "format_error_share": _share(turns, TurnFlag.FORMAT_ERROR),
         "invalid_turn_share": _share(turns, TurnFlag.INVALID_ACTION),
         **thought_shares(turns, opening=opening),
