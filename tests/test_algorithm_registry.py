@@ -9,12 +9,7 @@ from pathlib import Path
 import pytest
 
 from ragen_apo.config import load_config, parse_config, resolved_yaml
-from ragen_apo.config.algorithms import (
-    ALGORITHMS,
-    AlgorithmConfig,
-    algorithm_class,
-    read_algorithm,
-)
+from ragen_apo.config.algorithms import ALGORITHMS, AlgorithmConfig, algorithm_class, read_algorithm
 from ragen_apo.config.overrides import merge, nested
 from ragen_apo.config.removed import REMOVED
 from ragen_apo.config.yaml_text import dump_yaml, parse_yaml

@@ -9,14 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from ragen_apo.types import (
-    Task,
-    TrainingSample,
-    Trajectory,
-    Turn,
-    TurnFlag,
-    training_samples,
-)
+from ragen_apo.types import Task, TrainingSample, Trajectory, Turn, TurnFlag, training_samples
 from tests import factories
 
 

@@ -36,12 +36,7 @@ from ragen_apo.environments.foreign import is_provided, provide, reference_to
 from ragen_apo.errors import ConfigError, RunDirectoryError
 from ragen_apo.printable import shortened
 from ragen_apo.progress import Progress, SilentProgress
-from ragen_apo.run_directory import (
-    RunDirectory,
-    clear_failed_start,
-    create_run,
-    open_evaluated,
-)
+from ragen_apo.run_directory import RunDirectory, clear_failed_start, create_run, open_evaluated
 from ragen_apo.run_directory import open_run as open_directory
 
 if TYPE_CHECKING:

@@ -5,11 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragen_apo.evaluation.summary import (
-    independent_episodes,
-    outcome_summary,
-    wilson_interval,
-)
+from ragen_apo.evaluation.summary import independent_episodes, outcome_summary, wilson_interval
 from tests import factories
 
 # z = 1.959964, so z² = 3.841459 in all the arithmetic below.

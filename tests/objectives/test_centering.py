@@ -13,13 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ragen_apo.objectives.apo import (
-    ApoSettings,
-    apo_loss,
-    line_of_others,
-    mean_of_others,
-    residual,
-)
+from ragen_apo.objectives.apo import ApoSettings, apo_loss, line_of_others, mean_of_others, residual
 from ragen_apo.objectives.turn_level import (
     TurnLevelSettings,
     segment_residuals,

@@ -20,17 +20,9 @@ import pytest
 import torch
 
 from ragen_apo.objectives.apo import ApoSettings, apo_loss
-from ragen_apo.objectives.policy_gradient import (
-    aggregate,
-    clipped_policy_loss,
-    penalize_rewards,
-)
+from ragen_apo.objectives.policy_gradient import aggregate, clipped_policy_loss, penalize_rewards
 from ragen_apo.objectives.ppo import bi_level_gae, clipped_value_loss, gae
-from ragen_apo.objectives.tensors import (
-    sampled_or_zero,
-    token_log_ratio,
-    whiten,
-)
+from ragen_apo.objectives.tensors import sampled_or_zero, token_log_ratio, whiten
 from ragen_apo.training.algorithms.brpo import Brpo
 from ragen_apo.training.algorithms.dr_grpo import DrGrpo
 from ragen_apo.training.algorithms.gigpo import Gigpo

@@ -7,12 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragen_apo.objectives.ppo import (
-    bi_level_gae,
-    clipped_value_loss,
-    explained_variance,
-    gae,
-)
+from ragen_apo.objectives.ppo import bi_level_gae, clipped_value_loss, explained_variance, gae
 
 
 def make_batch(seed, *, num_sequences=4, num_positions=12, inner_rewards=False):

@@ -11,12 +11,7 @@ from pydantic import TypeAdapter
 
 from ragen_apo.values import regression
 from ragen_apo.values.estimator import soft_value
-from ragen_apo.values.regression import (
-    RIDGES,
-    RandomFeatures,
-    ValueRegression,
-    fit_values,
-)
+from ragen_apo.values.regression import RIDGES, RandomFeatures, ValueRegression, fit_values
 
 BETA = 0.5
 CPU = torch.device("cpu")

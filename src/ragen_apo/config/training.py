@@ -6,11 +6,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from ragen_apo.choices import (
-    FilterStrategy,
-    Schedule,
-    ZeroVariance,
-)
+from ragen_apo.choices import FilterStrategy, Schedule, ZeroVariance
 from ragen_apo.config.search import SearchConfig
 from ragen_apo.config.section import (
     Count,

@@ -12,11 +12,7 @@ from ragen_apo.environments.countdown.environment import CountdownOptions
 from ragen_apo.environments.frozen_lake import FrozenLakeOptions
 from ragen_apo.environments.gymnasium import REGISTERED
 from ragen_apo.environments.mixture import MixtureOptions
-from ragen_apo.environments.questions.options import (
-    ArithmeticOptions,
-    DatasetOptions,
-    FileOptions,
-)
+from ragen_apo.environments.questions.options import ArithmeticOptions, DatasetOptions, FileOptions
 from ragen_apo.environments.shop.environment import ShopOptions
 from ragen_apo.environments.sokoban.environment import SokobanOptions
 from ragen_apo.environments.webshop import WebShopOptions

@@ -29,12 +29,7 @@ from ragen_apo.environments.answers import (
     problem_with_text,
     turn_limit,
 )
-from ragen_apo.environments.base import (
-    Reply,
-    ScriptedPolicy,
-    TextEnvironment,
-    close_environment,
-)
+from ragen_apo.environments.base import Reply, ScriptedPolicy, TextEnvironment, close_environment
 from ragen_apo.environments.foreign import FOREIGN_FAILURES
 from ragen_apo.environments.tools import Tool
 from ragen_apo.errors import ConfigError, EnvironmentFaultError, RagenApoError

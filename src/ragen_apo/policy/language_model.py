@@ -44,11 +44,7 @@ from ragen_apo.policy.chat_template import (
 )
 from ragen_apo.policy.hub import hub_commit, not_loaded
 from ragen_apo.policy.lora import adapters_disabled, plain_weights, update_digest
-from ragen_apo.policy.model_checks import (
-    check_embeddings,
-    probe_model,
-    refuse_foreign_weights,
-)
+from ragen_apo.policy.model_checks import check_embeddings, probe_model, refuse_foreign_weights
 from ragen_apo.policy.packed_weights import packed_weights
 from ragen_apo.policy.passes import (
     at_least_float32,

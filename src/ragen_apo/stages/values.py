@@ -24,12 +24,7 @@ from ragen_apo.stages.stored_values import stored_trajectories
 from ragen_apo.stages.task_selection import select_stored_tasks
 from ragen_apo.types import StopReason, Task, Trajectory, TurnFlag
 from ragen_apo.values.conditions import SamplingConditions
-from ragen_apo.values.coverage import (
-    Faults,
-    coverage_report,
-    coverage_sentence,
-    few_are_solved,
-)
+from ragen_apo.values.coverage import Faults, coverage_report, coverage_sentence, few_are_solved
 from ragen_apo.values.estimator import SampleSchedule
 from ragen_apo.values.state_values import state_coverage
 from ragen_apo.values.store import ValueStore

@@ -42,12 +42,7 @@ from ragen_apo.agent.proxy import AgentProxy, EpisodeRequest
 from ragen_apo.config import RunConfig
 from ragen_apo.objectives.filters import filter_groups
 from ragen_apo.policy.language_model import LanguageModel
-from ragen_apo.policy.scoring import (
-    TokenScores,
-    score_tokens,
-    token_logprobs,
-    token_logprobs_and,
-)
+from ragen_apo.policy.scoring import TokenScores, score_tokens, token_logprobs, token_logprobs_and
 from ragen_apo.policy.turn_features import at_turns, state_reader
 from ragen_apo.seeding import derive_seed, generator
 from ragen_apo.task_order import DrawOrder

@@ -20,15 +20,7 @@ from starlette.responses import HTMLResponse, Response
 from ragen_apo.errors import RagenApoError
 from ragen_apo.printable import printable
 from ragen_apo.report.html import templates
-from ragen_apo.report.style import (
-    compact,
-    counted,
-    decimal,
-    interval,
-    measured,
-    percent,
-    signed,
-)
+from ragen_apo.report.style import compact, counted, decimal, interval, measured, percent, signed
 
 FOLDER = Path(__file__).parent
 

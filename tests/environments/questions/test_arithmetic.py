@@ -2,11 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragen_apo.environments.questions.arithmetic import (
-    describe_question,
-    expression_of,
-    steps_of,
-)
+from ragen_apo.environments.questions.arithmetic import describe_question, expression_of, steps_of
 
 
 @st.composite

@@ -18,10 +18,7 @@ import pytest
 from ragen_apo.agent.responses import ParsedResponse
 from ragen_apo.agent.tool_calls import ToolCalls
 from ragen_apo.environments.base import TextEnvironment, make_environment
-from ragen_apo.environments.contract import (
-    check_environment,
-    episodes_in_threads_are_as_one_by_one,
-)
+from ragen_apo.environments.contract import check_environment, episodes_in_threads_are_as_one_by_one
 from ragen_apo.environments.questions.environment import make_questions
 from ragen_apo.environments.questions.with_tools import questions_with_tools
 from ragen_apo.environments.toolkit.game import GameEnvironment

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ragen_apo.environments.base import (
-    EnvironmentProperties,
-    close_environment,
-    opened_environment,
-)
+from ragen_apo.environments.base import EnvironmentProperties, close_environment, opened_environment
 from ragen_apo.environments.foreign import provide
 from ragen_apo.environments.mixture import MixtureEnvironment
 from ragen_apo.environments.toolkit.game import Answer, GameEnvironment

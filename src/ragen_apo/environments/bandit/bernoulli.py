@@ -23,12 +23,7 @@ from ragen_apo.environments.toolkit.named_actions import (
     join_actions,
 )
 from ragen_apo.environments.toolkit.scripted import MixedPolicy, RandomActions
-from ragen_apo.environments.toolkit.task_draws import (
-    SPLITS,
-    Description,
-    DrawnTasks,
-    draw_tasks,
-)
+from ragen_apo.environments.toolkit.task_draws import SPLITS, Description, DrawnTasks, draw_tasks
 from ragen_apo.types import Task
 
 NAME = "bandit"

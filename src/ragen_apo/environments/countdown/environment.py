@@ -23,12 +23,7 @@ from ragen_apo.environments.countdown.arithmetic import (
 )
 from ragen_apo.environments.toolkit.game import Answer, GameEnvironment, digest_of_options
 from ragen_apo.environments.toolkit.scripted import MixedPolicy
-from ragen_apo.environments.toolkit.task_draws import (
-    SPLITS,
-    Description,
-    DrawnTasks,
-    draw_tasks,
-)
+from ragen_apo.environments.toolkit.task_draws import SPLITS, Description, DrawnTasks, draw_tasks
 from ragen_apo.environments.tools import Tool
 from ragen_apo.seeding import generator
 from ragen_apo.types import Task

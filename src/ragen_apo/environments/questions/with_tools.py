@@ -24,11 +24,7 @@ from typing import Any
 from ragen_apo.environments.base import FailureWords, PatternWords, Reply, ScriptedPolicy
 from ragen_apo.environments.questions.comparing import Comparison, comparison
 from ragen_apo.environments.questions.environment import QuestionGame, questions_of
-from ragen_apo.environments.questions.tool_object import (
-    ToolObject,
-    gives_reward,
-    methods_to_call,
-)
+from ragen_apo.environments.questions.tool_object import ToolObject, gives_reward, methods_to_call
 from ragen_apo.environments.toolkit.game import Answer, GameEnvironment
 from ragen_apo.environments.tools import Tool, calls_of, tool_of
 from ragen_apo.errors import ConfigError

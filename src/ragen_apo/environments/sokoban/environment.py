@@ -39,11 +39,7 @@ from ragen_apo.environments.toolkit.grid_text import (
     symmetric_key,
     view,
 )
-from ragen_apo.environments.toolkit.named_actions import (
-    Effect,
-    NamedActionsGame,
-    join_actions,
-)
+from ragen_apo.environments.toolkit.named_actions import Effect, NamedActionsGame, join_actions
 from ragen_apo.environments.toolkit.scripted import RandomActions, policies_around
 from ragen_apo.environments.toolkit.task_draws import SPLITS, Description, draw_tasks
 from ragen_apo.plural import counted

@@ -41,12 +41,7 @@ from ragen_apo.distributed.ranks import ALONE, Ranks
 from ragen_apo.policy.engine import Response, too_long
 from ragen_apo.policy.inference_server.agreement import require_agreement
 from ragen_apo.policy.inference_server.configured import require_room, servers_of
-from ragen_apo.policy.inference_server.rotation import (
-    Member,
-    Rotation,
-    described,
-    no_server_left,
-)
+from ragen_apo.policy.inference_server.rotation import Member, Rotation, described, no_server_left
 from ragen_apo.policy.inference_server.vllm import VllmServer, Wanted, read_completion
 from ragen_apo.policy.inference_server.weights import (
     Identity,

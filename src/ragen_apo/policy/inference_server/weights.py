@@ -22,11 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ragen_apo.files import directory_written_atomically
-from ragen_apo.policy.inference_server.untied import (
-    is_tied,
-    require_same_projection,
-    save_untied,
-)
+from ragen_apo.policy.inference_server.untied import is_tied, require_same_projection, save_untied
 from ragen_apo.policy.inference_server.vllm import ServerFacts, VllmServer
 from ragen_apo.policy.inference_server.wire import RequestError
 from ragen_apo.policy.language_model import LanguageModel

@@ -22,12 +22,7 @@ from pydantic import Field
 
 from ragen_apo.config.algorithms import Monitor, Traits
 from ragen_apo.config.section import Count
-from ragen_apo.training.algorithms.apo import (
-    WEIGHTED,
-    ValueConfig,
-    differing,
-    residuals_and_values,
-)
+from ragen_apo.training.algorithms.apo import WEIGHTED, ValueConfig, differing, residuals_and_values
 from ragen_apo.training.algorithms.base import Algorithm
 
 if TYPE_CHECKING:
