@@ -7,6 +7,7 @@ docs/adding_an_environment.md shows, installed from the document as a user would
 import json
 import math
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -26,7 +27,6 @@ from ragen_apo.environments.contract import (
     PROMISES,
     ROUNDING,
     Promise,
-    an_environment_can_be_pickled_in_an_episode,
     episodes,
     episodes_in_threads_are_as_one_by_one,
     play,
@@ -225,7 +225,16 @@ def test_every_promise_is_kept(name: str, promise: Promise) -> None:
 
 @every_environment
 def test_an_environment_can_be_pickled_in_an_episode(name: str) -> None:
-    an_environment_can_be_pickled_in_an_episode(partial(small, name))
+    """And goes on alike, as worker processes of others need it."""
+    environment = small(name)
+    task = environment.tasks("train")[0]
+    policy = environment.scripted_policies()["heuristic"]()
+    policy.begin(task, seed=0)
+    environment.step(policy.act(environment.reset(task, seed=0)[0]).action)
+    twin = pickle.loads(pickle.dumps(environment))
+    assert twin.state_key() == environment.state_key()
+    assert twin.properties == environment.properties
+    assert twin.step("\x00") == environment.step("\x00")
 
 
 @every_environment

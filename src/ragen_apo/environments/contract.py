@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import pickle
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -61,20 +60,14 @@ MAX_CALLS = 20
 """Of the same tool with the same arguments in one episode."""
 
 
-class OddArguments(NamedTuple):
-    """What a model may put into a call."""
-
-    text: str
-    number: int
-
-
 ODD_ARGUMENTS = (
-    OddArguments("", 0),
-    OddArguments("no such thing", -1),
-    OddArguments("1 / 0", 1),
-    OddArguments("'\"(\n", 2),
-    OddArguments("é" * 500, 10**15),
+    ("", 0),
+    ("no such thing", -1),
+    ("1 / 0", 1),
+    ("'\"(\n", 2),
+    ("é" * 500, 10**15),
 )
+"""A text and a number each, which a model may put into a call."""
 
 
 class ContractError(RagenApoError):
@@ -324,12 +317,13 @@ def _odd_calls(tools: Sequence[Tool]) -> Iterator[str]:
                 yield action
 
 
-def _odd_value(schema: Mapping[str, Any], odd: OddArguments) -> Any:
+def _odd_value(schema: Mapping[str, Any], odd: tuple[str, int]) -> Any:
     """An odd value of this type: any of those that there are, if they are listed."""
+    text, number = odd
     if schema["type"] == "array":
-        return [_odd_value(schema["items"], odd)] if odd.text else []
-    values = schema.get("enum", (odd.text if schema["type"] == "string" else odd.number,))
-    return values[odd.number % len(values)]
+        return [_odd_value(schema["items"], odd)] if text else []
+    values = schema.get("enum", (text if schema["type"] == "string" else number,))
+    return values[number % len(values)]
 
 
 def a_text_that_is_no_action_is_marked_and_ends_nothing(make: Factory) -> None:
@@ -410,26 +404,6 @@ def a_reset_leaves_nothing_behind(make: Factory) -> None:
         environment.step(NO_ACTION)  # after the end, too
         if opening() != fresh:
             raise ContractError(f"after an episode, task {task.task_id} begins otherwise")
-
-
-def an_environment_can_be_pickled_in_an_episode(make: Factory) -> None:
-    """And goes on alike, as worker processes of others need it.
-
-    None of `PROMISES`: nothing here sends environments to processes, and one may hold a connection.
-    """
-    environment = make()
-    task = _first_task(environment)
-    policy = environment.scripted_policies()["heuristic"]()
-    policy.begin(task, seed=0)
-    environment.step(policy.act(environment.reset(task, seed=0)[0]).action)
-    try:
-        twin = pickle.loads(pickle.dumps(environment))
-    except FOREIGN_FAILURES as error:
-        raise ContractError(f"pickling raised {raised_in_words(error)}") from error
-    if (twin.state_key(), twin.properties) != (environment.state_key(), environment.properties):
-        raise ContractError("the pickled environment has another state or other properties")
-    if twin.step(NO_ACTION) != environment.step(NO_ACTION):
-        raise ContractError("the pickled environment goes on otherwise")
 
 
 def equal_state_keys_mean_equal_futures(make: Factory) -> None:
