@@ -187,9 +187,8 @@ def test_turn_level_values_are_trusted_only_where_chance_does_not_decide() -> No
 )
 def test_distillation_says_where_chance_decides(overrides: list[str], number: int) -> None:
     config = parse(*overrides)
-    name = config.environment.name
-    environment = make_environment(name, config.environment.options)
-    assert len(caveats(config.distillation, environment, name=name)) == number
+    environment = make_environment(config.environment.name, config.environment.options)
+    assert len(caveats(config, environment)) == number
 
 
 def test_a_training_split_without_tasks_is_refused() -> None:

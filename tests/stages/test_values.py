@@ -14,7 +14,7 @@ from ragen_apo.session import Session
 from ragen_apo.stages import search
 from ragen_apo.stages.search import predictor_of_moves
 from ragen_apo.stages.stored_values import reference_values, selected_tasks, stored_trajectories
-from ragen_apo.stages.value_regression import features_of_turns, moves_by_regression
+from ragen_apo.stages.value_regression import features_of_turns, fit_to_turns
 from ragen_apo.stages.values import estimate_values, faults_of
 from ragen_apo.types import StopReason, training_samples
 from ragen_apo.values.coverage import Faults
@@ -139,7 +139,9 @@ def test_moves_are_predicted_as_the_newest_reference_reads_them(session: Session
     with session.value_store() as store:
         episodes = list(stored_trajectories(store, session.conditions(model), tasks))
     beta, size = session.config.values.beta1, session.config.training.micro_batch_size
-    regression = moves_by_regression(model, episodes, beta=beta, micro_batch_size=size)
+    regression, _ = fit_to_turns(
+        model, episodes, move_reader, beta=beta, held_out="tasks", micro_batch_size=size
+    )
     value_of = regression.on(torch.device("cpu"))
     predictor = predictor_of_moves(session)
     for episode in episodes[:4]:

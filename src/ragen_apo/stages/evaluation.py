@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
@@ -55,14 +54,14 @@ def _evaluate(session: Session) -> dict[str, Any]:
     is_phase_of_run = "evaluation" not in run.read_status().get("phases", {})
     _refuse_what_is_impossible(session, plan)
     proxy = session.proxy(session.load_model(run.policy))
-    trajectories, of_search = _play_policy(session, proxy, plan)
+    trajectories, search, baselines = _play_policy(session, proxy, plan)
     progress.update(1, "policy")
     pass_at = None
     if (k := section.pass_k) is not None:
         pass_at = sampled_pass_at(proxy, plan, k=k, temperature=config.sampling.temperature)
     progress.update(2, "pass@k")
     del proxy  # with its model, before others are loaded
-    baselines = of_search.baseline | _play_earlier_models(session, plan)
+    baselines |= _play_earlier_models(session, plan)
     progress.update(3, "reference")
     baselines |= play_baselines(session.environments, plan)
     progress.update(4, "baselines")
@@ -74,7 +73,7 @@ def _evaluate(session: Session) -> dict[str, Any]:
         baselines=baselines,
         pass_at=pass_at,
         failure_words=session.environments.properties.failure_words,
-        search=of_search.summary,
+        search=search,
     )
     results["evaluation"] = section.model_dump(mode="json")
     if session.ranks.is_first:
@@ -95,30 +94,25 @@ def _refuse_what_is_impossible(session: Session, plan: EvaluationPlan) -> None:
     require_searchable(session.config.evaluation.search, session.environments, num_rows=num_rows)
 
 
-@dataclass(frozen=True)
-class _OfSearch:
-    """What a search has to say of itself; nothing without one."""
-
-    summary: dict[str, Any] | None = None
-    baseline: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """The same policy without it: a search samples more tokens."""
-
-
 def _play_policy(
     session: Session, proxy: AgentProxy, plan: EvaluationPlan
-) -> tuple[list[Trajectory], _OfSearch]:
-    """The trained policy's episodes, by search where one is configured."""
+) -> tuple[list[Trajectory], dict[str, Any] | None, dict[str, dict[str, Any]]]:
+    """The trained policy's episodes, by search where one is configured.
+
+    Then what the search says of itself and, as a baseline, the same policy without it: a search
+    samples more tokens. None and nothing without a search.
+    """
     section, requests = session.config.evaluation.search, plan.requests(session.environments)
     search = section and turn_search(session, proxy, section, [each.task for each in requests])
     session.progress.start("evaluation", 4)
     trajectories = play_evaluation(proxy, plan, policy_version="trained")
     if not search:
-        return trajectories, _OfSearch()
+        return trajectories, None, {}
     tokens = fmean(trajectory.num_response_tokens for trajectory in trajectories)
     baseline = outcome_summary(trajectories) | {"avg_tokens": tokens}
     found = search.play(requests, policy_version="trained")
-    of_search = _OfSearch(search_summary(found, search), {WITHOUT_SEARCH: baseline})
-    return [each.trajectory for each in found], of_search
+    episodes = [each.trajectory for each in found]
+    return episodes, search_summary(found, search), {WITHOUT_SEARCH: baseline}
 
 
 def _play_earlier_models(session: Session, plan: EvaluationPlan) -> dict[str, dict[str, Any]]:

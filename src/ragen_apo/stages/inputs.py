@@ -9,20 +9,12 @@ everything else that can be known before a run directory is made.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from ragen_apo.agent.assembly import build_environments, context_of_tokenizer, set_up_machine
 from ragen_apo.agent.environment_manager import tools_to_call
 from ragen_apo.config import RunConfig
-from ragen_apo.config.agent import AgentConfig
-from ragen_apo.config.algorithms import AlgorithmConfig
-from ragen_apo.config.environment import EnvironmentConfig
-from ragen_apo.config.machine import MachineConfig
-from ragen_apo.config.policy import PolicyConfig
 from ragen_apo.config.rollouts import RolloutsConfig
-from ragen_apo.config.values import DistillationConfig
-from ragen_apo.config.warm_start import WarmStartConfig
 from ragen_apo.distributed.sharding import require_fully_shard
 from ragen_apo.distributed.torchrun import this_worker
 from ragen_apo.environments.answers import problem_with_tasks
@@ -36,7 +28,6 @@ from ragen_apo.policy.lora import require_peft
 from ragen_apo.stages.search import require_searchable
 from ragen_apo.task_order import missing_categories, training_tasks
 from ragen_apo.tracking.run_tracking import require_trackers
-from ragen_apo.types import Task
 from ragen_apo.values.regression import NUM_FOLDS
 from ragen_apo.values.store import ValueStore
 
@@ -58,7 +49,7 @@ def check_start(config: RunConfig) -> None:
             trust_remote_code=config.policy.trust_remote_code,
             revision=config.policy.revision,
         )
-        _check_template(config.policy.path, config.policy, config.agent, config.environment)
+        _check_template(config.policy.path, config)
     if config.rollouts.engine == "vllm":
         servers_of(config.rollouts)  # which need a key, perhaps
         if config.policy.path is not None:  # one of a small model is started after it was made
@@ -67,20 +58,19 @@ def check_start(config: RunConfig) -> None:
         require_peft()
 
 
-def _check_template(
-    path: str, policy: PolicyConfig, agent: AgentConfig, environment: EnvironmentConfig
-) -> None:
+def _check_template(path: str, config: RunConfig) -> None:
     """Raises ModelError for a chat template that tools cannot be called with, or that does not read
     what it should be told.
     """
+    agent = config.agent
     if agent.calls_tools or agent.template_options:
         tokenizer = load_tokenizer(
             path,
-            trust_remote_code=policy.trust_remote_code,
-            revision=policy.revision,
+            trust_remote_code=config.policy.trust_remote_code,
+            revision=config.policy.revision,
             template_options=agent.template_options,
         )
-        context_of_tokenizer(agent, tokenizer, build_environments(environment, agent))
+        context_of_tokenizer(agent, tokenizer, build_environments(config.environment, agent))
 
 
 def describe_servers(settings: RolloutsConfig, *, num_tokens: int) -> list[str]:
@@ -106,13 +96,13 @@ def check_run_inputs(
     `recordings_are_kept`: the run has a copy of its recordings, so the configured ones may be gone.
     """
     name, training, search = config.environment.name, config.training, config.evaluation.search
-    _check_number_format(config.machine, config.policy)
+    _check_number_format(config)
     require_trackers(config.tracking)
-    _check_ranks(config.machine, config.algorithm, config.rollouts)
+    _check_ranks(config)
     _check_tasks(config.evaluation.split, environment, name=name)
     tasks = training_tasks(environment, name=name, max_tasks=training.max_tasks, seed=config.seed)
-    _check_teacher(config.warm_start, config.policy, environment, name=name)
-    _check_chance(config.algorithm, environment, name=name)
+    _check_teacher(config, environment)
+    _check_chance(config, environment)
     require_searchable(search, environment, num_rows=training.num_rows)
     by_regression = search is not None and search.rank_by == "regression"
     if by_regression and not config.has_stage_one:
@@ -126,18 +116,18 @@ def check_run_inputs(
             f"evaluation.search.rank_by regression needs episodes of at least {NUM_FOLDS} training "
             f"tasks, and there are {len(tasks)} (training.max_tasks); set rank_by to likelihood"
         )
-    check_tools(config.agent, config.policy, environment)
+    check_tools(config, environment)
     path = config.warm_start.demonstrations.recordings
     if config.warm_start.enabled and path is not None and not recordings_are_kept:
         _check_recordings(Path(path), environment)
 
 
-def check_tools(agent: AgentConfig, policy: PolicyConfig, environment: HasTasks) -> None:
+def check_tools(config: RunConfig, environment: HasTasks) -> None:
     """Raises ConfigError where tools should be called, and there are none or none can be."""
-    if not agent.calls_tools:
+    if not config.agent.calls_tools:
         return
     tools_to_call(environment.properties)
-    if policy.path is None:
+    if config.policy.path is None:
         raise ConfigError(
             "agent.response_format is tool_call, and the small model's chat template knows no "
             "tools; set policy.path to a model that was trained to call them, such as "
@@ -145,27 +135,26 @@ def check_tools(agent: AgentConfig, policy: PolicyConfig, environment: HasTasks)
         )
 
 
-def _check_number_format(machine: MachineConfig, policy: PolicyConfig) -> None:
+def _check_number_format(config: RunConfig) -> None:
     """Adapters are float32 whatever the weights below them are, which then never change."""
-    if machine.dtype == "bfloat16" and policy.lora is None:
+    if config.machine.dtype == "bfloat16" and config.policy.lora is None:
         raise ConfigError(
-            f"machine.dtype is {machine.dtype} and all weights are trained: an update is "
+            "machine.dtype is bfloat16 and all weights are trained: an update is "
             "smaller than the distance between two such numbers and would mostly be lost. Set "
             "machine.dtype to float32 and machine.mixed_precision to bfloat16, which computes in "
             "bfloat16 and keeps the weights in float32; or train adapters (policy.lora)"
         )
 
 
-def _check_ranks(
-    machine: MachineConfig, algorithm: AlgorithmConfig, rollouts: RolloutsConfig
-) -> None:
+def _check_ranks(config: RunConfig) -> None:
     """Raises ConfigError for what several ranks cannot do."""
     size = this_worker().size
     if size == 1:
         return
-    if machine.sharding == "full":
+    if config.machine.sharding == "full":
         require_fully_shard()
-    if algorithm.keeps_a_copy and rollouts.engine == "vllm" and rollouts.ahead:
+    rollouts = config.rollouts
+    if config.algorithm.keeps_a_copy and rollouts.engine == "vllm" and rollouts.ahead:
         raise ConfigError(
             f"rollouts.ahead is true with an algorithm.lag, and torchrun has started {size} "
             "processes: servers play ahead for one process only, as ranks meet in training and in "
@@ -182,52 +171,46 @@ def _check_tasks(split: str, environment: HasTasks, *, name: str) -> None:
     """
     with in_one_sentence(name, "tasks"):
         by_split = {"train": environment.tasks("train")}
-        by_split[split] = _evaluated_tasks(split, environment)
+        try:
+            by_split[split] = tasks_of(environment, split)
+        except ConfigError as error:
+            raise ConfigError(f"evaluation.split: {error}") from error
     for each, tasks in by_split.items():
         if problem := problem_with_tasks(tasks, environment.properties.name):
             raise EnvironmentFaultError(f"the environment {name!r}: tasks({each!r}): {problem}")
 
 
-def _evaluated_tasks(split: str, environment: HasTasks) -> Sequence[Task]:
-    try:
-        return tasks_of(environment, split)
-    except ConfigError as error:
-        raise ConfigError(f"evaluation.split: {error}") from error
-
-
-def _check_teacher(
-    warm_start: WarmStartConfig, policy: PolicyConfig, environment: HasTasks, *, name: str
-) -> None:
+def _check_teacher(config: RunConfig, environment: HasTasks) -> None:
     """Demonstrations need the teacher; the words of a tokenizer can come from `random`."""
-    demonstrations = warm_start.demonstrations
-    demonstrates = warm_start.enabled and demonstrations.recordings is None
-    if not demonstrates and policy.path is not None:
+    demonstrations = config.warm_start.demonstrations
+    demonstrates = config.warm_start.enabled and demonstrations.recordings is None
+    if not demonstrates and config.policy.path is not None:
         return
     policies = environment.scripted_policies()
     if demonstrations.teacher in policies or (not demonstrates and "random" in policies):
         return
     raise ConfigError(
-        f"warm_start.demonstrations.teacher: the environment {name!r} has no scripted policy "
-        f"{demonstrations.teacher!r}; it has "
+        f"warm_start.demonstrations.teacher: the environment {config.environment.name!r} has no "
+        f"scripted policy {demonstrations.teacher!r}; it has "
         f"{', '.join(sorted(policies)) or 'none at all'}"
     )
 
 
-def _check_chance(algorithm: AlgorithmConfig, environment: HasTasks, *, name: str) -> None:
+def _check_chance(config: RunConfig, environment: HasTasks) -> None:
     try:
-        algorithm.check_environment(deterministic=environment.properties.deterministic)
+        config.algorithm.check_environment(deterministic=environment.properties.deterministic)
     except ValueError as error:
-        raise ConfigError(f"the environment {name!r}: {error}") from error
+        raise ConfigError(f"the environment {config.environment.name!r}: {error}") from error
 
 
-def caveats(distillation: DistillationConfig, environment: HasTasks, *, name: str) -> list[str]:
+def caveats(config: RunConfig, environment: HasTasks) -> list[str]:
     """What the run may do, and what its result is then not, a sentence each."""
-    if not distillation.enabled or environment.properties.deterministic:
+    if not config.distillation.enabled or environment.properties.deterministic:
         return []
     return [
-        f"distillation: the environment {name!r} is stochastic, and an episode that was lucky is "
-        "imitated as if it were good, so that risks weigh too much; less so with a larger "
-        "distillation.beta (docs/algorithm.md)"
+        f"distillation: the environment {config.environment.name!r} is stochastic, and an episode "
+        "that was lucky is imitated as if it were good, so that risks weigh too much; less so with "
+        "a larger distillation.beta (docs/algorithm.md)"
     ]
 
 

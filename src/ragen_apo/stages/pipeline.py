@@ -186,8 +186,7 @@ def _begin(session: Session) -> None:
     run, data = session.run, session.environments.properties.data
     if data:
         session.progress.say(f"{session.environments.properties.name}: {data}")
-    name = session.config.environment.name
-    for sentence in caveats(session.config.distillation, session.environments, name=name):
+    for sentence in caveats(session.config, session.environments):
         session.progress.say(sentence)
     if session.ranks.is_first:
         if not run.has_begun:

@@ -25,7 +25,7 @@ from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.policy.turn_features import move_reader
 from ragen_apo.session import Session
 from ragen_apo.stages.stored_values import stored_trajectories
-from ragen_apo.stages.value_regression import features_of_turns, moves_by_regression
+from ragen_apo.stages.value_regression import features_of_turns, fit_to_turns
 from ragen_apo.types import Task, Trajectory
 from ragen_apo.values.estimator import soft_value
 from ragen_apo.values.moves import Move, move_advantages
@@ -90,7 +90,14 @@ def predictor_of_moves(session: Session) -> MovePredictor:
     # beta1 0 is the best return, which no regression predicts; the mean takes its place.
     beta, size = config.values.beta1 or math.inf, config.training.micro_batch_size
     reference, episodes = _newest_sampled(session)
-    regression = moves_by_regression(reference, episodes, beta=beta, micro_batch_size=size)
+    regression, _ = fit_to_turns(
+        reference,
+        episodes,
+        move_reader,
+        beta=beta,
+        held_out="tasks",  # a search plays others than Stage 1
+        micro_batch_size=size,
+    )
     session.progress.say(f"search: {regression.sentence('Q*', 'move')}")
     if regression.unexplained > MAX_UNEXPLAINED:
         session.progress.say(

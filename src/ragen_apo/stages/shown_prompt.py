@@ -65,7 +65,7 @@ def show_prompt(
     without a model, and what `check_model` and `read_chat_template` raise.
     """
     environments = build_environments(config.environment, config.agent)
-    check_tools(config.agent, config.policy, environments)
+    check_tools(config, environments)
     chosen = task_at(environments, "train", task)
     teacher = config.warm_start.demonstrations.teacher
     policy = _scripted_policy(environments, teacher=teacher, name=config.environment.name)

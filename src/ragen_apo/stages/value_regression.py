@@ -16,7 +16,6 @@ from ragen_apo.errors import TrainingError
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.policy.turn_features import (
     MakeReader,
-    move_reader,
     num_turns_of,
     state_reader,
     turn_features,
@@ -41,7 +40,7 @@ def values_by_regression(
     as in `fit_values`; at most `micro_batch_size` contexts are read at a time. Raises TrainingError
     for too few episodes.
     """
-    regression, features = _fitted(
+    regression, features = fit_to_turns(
         reference,
         episodes,
         state_reader,
@@ -57,29 +56,7 @@ def values_by_regression(
     return regression, {task_id: sum(each) / len(each) for task_id, each in values.items()}
 
 
-def moves_by_regression(
-    reference: LanguageModel,
-    episodes: Sequence[Trajectory],
-    *,
-    beta: float,
-    micro_batch_size: int,
-) -> ValueRegression:
-    """Q* of moves, fitted to all turns of the reference's episodes; as `values_by_regression`.
-
-    It is judged on held-out tasks, as a search plays others than Stage 1.
-    """
-    regression, _ = _fitted(
-        reference,
-        episodes,
-        move_reader,
-        beta=beta,
-        held_out="tasks",
-        micro_batch_size=micro_batch_size,
-    )
-    return regression
-
-
-def _fitted(
+def fit_to_turns(
     reference: LanguageModel,
     episodes: Sequence[Trajectory],
     make_reader: MakeReader,
@@ -88,7 +65,10 @@ def _fitted(
     held_out: HeldOut,
     micro_batch_size: int,
 ) -> tuple[ValueRegression, list[Tensor]]:
-    """The regression of what was earned from each turn on, and the features of each episode."""
+    """The regression of what was earned from each turn on, and the features of each episode.
+
+    V* of states, or Q* of moves, is what the reader reads; the rest as in `values_by_regression`.
+    """
     if len(episodes) < NUM_FOLDS:
         raise TrainingError(
             f"values.estimator regression needs at least {NUM_FOLDS} episodes of the reference, "
