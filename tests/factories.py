@@ -460,8 +460,7 @@ def loss_of(trainer: Trainer, seen: SeenStep, micro: MicroBatch) -> torch.Tensor
         entropy_gradients=trainer.algorithm.entropy_gradients,
     )
     in_rows = TokenScores(
-        logprobs_BT=micro.in_rows(scores.logprobs_BT),
-        entropy_BT=micro.in_rows(scores.entropy_BT),
+        logprobs_BT=micro.in_rows(scores.logprobs_BT), entropy_BT=micro.in_rows(scores.entropy_BT)
     )
     return trainer.algorithm.loss(seen.targets, micro, in_rows).loss
 

@@ -83,9 +83,7 @@ def test_evaluate_returns_what_it_writes(run: ragen_apo.Run) -> None:
 
 
 @pytest.mark.slow
-def test_a_search_by_another_method_has_no_option_of_the_configured_one(
-    run: ragen_apo.Run,
-) -> None:
+def test_a_search_by_another_method_has_no_option_of_the_configured_one(run: ragen_apo.Run) -> None:
     beam = {"method": "beam", "width": 1, "candidates": 3, "rank_by": "votes"}
     with_beam = replace(run, config=read_config(run.config, evaluation={"search": beam}))
     asked = {"method": "best_of_n", "width": 2}

@@ -300,11 +300,7 @@ def disk_full_for_rust(*_: Any, **__: Any) -> NoReturn:
     ],
 )
 def test_a_full_disk_loses_nothing(
-    target: str,
-    failure: Callable,
-    command: Command,
-    run: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    target: str, failure: Callable, command: Command, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = snapshot(run / "policy")
     shutil.rmtree(run / "policy")

@@ -211,18 +211,12 @@ class TestOverrides:
         ),
         ("algorithm: {beta2: 0}", "algorithm.beta2: got 0, expected a number greater than 0"),
         ("apo: {beta: 0}", "algorithm.beta2: got 0, expected a number greater than 0"),
-        (
-            "algorithm: {beta2: .nan}",
-            "beta2: got nan, expected a finite number greater than 0",
-        ),
+        ("algorithm: {beta2: .nan}", "beta2: got nan, expected a finite number greater than 0"),
         ("values: {beta1: .inf}", "values.beta1: got inf, expected a finite number at least 0"),
         ("algorithm: {beta2: abc}", "algorithm.beta2: got 'abc', expected a number greater than 0"),
         ("algorithm: {beta2: true}", "algorithm.beta2: got true, expected a number greater than 0"),
         ("algorithm: {beta2: null}", "beta2: got null, expected a number greater than 0"),
-        (
-            "algorithm: {loss: huber}",
-            "loss: got 'huber', expected regression or weighted",
-        ),
+        ("algorithm: {loss: huber}", "loss: got 'huber', expected regression or weighted"),
         ("apo: [1]", "apo: got [1], expected a section with beta, v_star_samples"),
         ("apo: {lss: 1}", "apo.lss: unknown key; the section apo may hold beta, v_star_samples"),
         ("apo: {replay: {capacity: 9}}", "apo.replay.capacity: it has been removed"),
@@ -236,14 +230,8 @@ class TestOverrides:
         ("algorithm: no", "algorithm: got False, expected a name or a section"),
         ("algorithm: {name: foo}", "algorithm: got 'foo', expected apo or apo_turn or oapl"),
         ("algorithm: {name: gripo}", "algorithm: got 'gripo' (did you mean grpo?), expected"),
-        (
-            "algorithm: {name: ppo, trace: 1}",
-            "trace: unknown key; it is an option of apo_turn",
-        ),
-        (
-            "algorithm: {name: grpo, group_size: 1}",
-            "got 1, expected a whole number at least 2",
-        ),
+        ("algorithm: {name: ppo, trace: 1}", "trace: unknown key; it is an option of apo_turn"),
+        ("algorithm: {name: grpo, group_size: 1}", "got 1, expected a whole number at least 2"),
         (
             "algorithm: {center_residuals: true}\ntraining: {tasks_per_step: 1}",
             "must be at least 2, got 1",
@@ -281,10 +269,7 @@ class TestOverrides:
             "values: estimator regression predicts exp(R / beta1), and beta1 is 0; "
             "set it above 0, or",
         ),
-        (
-            "values: {store: v.sqlite}\nreference: {refresh_every_steps: 5}",
-            "remove one of the two",
-        ),
+        ("values: {store: v.sqlite}\nreference: {refresh_every_steps: 5}", "remove one of the two"),
         ("values: {adaptive: true, num_samples: 32}", "max_samples (16) must be at"),
         (
             "reference: {num_samples: 2}",
@@ -305,10 +290,7 @@ class TestOverrides:
         ("training: {tasks_per_step: 0}", "got 0, expected a whole number at least 1"),
         ("training: {max_steps: 1.5}", "got 1.5, expected a whole number at least 0"),
         ("training: {max_steps: yes}", "got true, expected a whole number at least 0"),
-        (
-            "training: {eval_every: 0}",
-            "whole number at least 1 and at most 1,000,000,000 or null",
-        ),
+        ("training: {eval_every: 0}", "whole number at least 1 and at most 1,000,000,000 or null"),
         ("warm_start: {copy: {target_accuracy: 2}}", "a number greater than 0 and at most 1"),
         ("warm_start: {enabled: 1}", "warm_start.enabled: got 1, expected true or false"),
         (

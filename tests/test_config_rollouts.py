@@ -29,10 +29,7 @@ def test_one_address_is_a_list_of_one() -> None:
         (["engine=vllm", "base_url=http://me:secret@host:99999"], "a password"),
         (["engine=vllm", "base_url=me:secret@host"], "a password"),
         (["engine=vllm", "base_url=http://host/v1?key=secret"], "where keys are written at times"),
-        (
-            ["engine=vllm", f"base_url={URL}", "api_key_env=sk-secret"],
-            "name of an environment",
-        ),
+        (["engine=vllm", f"base_url={URL}", "api_key_env=sk-secret"], "name of an environment"),
     ],
 )
 def test_addresses_that_cannot_be_used_are_refused(keys: list[str], sentence: str) -> None:

@@ -9,10 +9,7 @@ from hypothesis import strategies as st
 from ragen_apo.shares import interleaved, turns_by_weight
 
 weights_by_name = st.dictionaries(
-    st.text(max_size=3),
-    st.one_of(st.integers(1, 20), st.floats(1e-3, 1e3)),
-    min_size=1,
-    max_size=6,
+    st.text(max_size=3), st.one_of(st.integers(1, 20), st.floats(1e-3, 1e3)), min_size=1, max_size=6
 )
 
 

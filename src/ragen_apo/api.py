@@ -519,10 +519,7 @@ def compare(
 
 
 def read_config(
-    config: Configuration,
-    *,
-    environment: Environment | None = None,
-    **sections: Any,
+    config: Configuration, *, environment: Environment | None = None, **sections: Any
 ) -> RunConfig:
     """The configuration with the changes; `train` says what they may be. None changes nothing.
 

@@ -302,9 +302,7 @@ def test_results_say_what_was_evaluated(session: Session) -> None:
     assert played == session.config.evaluation.model_dump(mode="json") | asked
 
 
-def test_distillation_costs_seconds_and_has_a_point_of_its_own(
-    session: Session,
-) -> None:
+def test_distillation_costs_seconds_and_has_a_point_of_its_own(session: Session) -> None:
     run = session.run
     plain = measured(run)
     run.add_seconds("distillation", 7.5)
@@ -323,9 +321,7 @@ def test_distillation_costs_seconds_and_has_a_point_of_its_own(
     assert [each.tokens for each in rest] == [each.tokens for each in plain.points[2:]]
 
 
-def test_the_seconds_of_a_new_reference_are_counted_before_its_first_step(
-    session: Session,
-) -> None:
+def test_the_seconds_of_a_new_reference_are_counted_before_its_first_step(session: Session) -> None:
     run = session.run
     plain = measured(run)
     updates = [{"reference_version": version, "step": 1, "seconds": 1.0} for version in (0, 1, 1)]
@@ -347,11 +343,7 @@ def test_the_files_of_a_comparison(tmp_path: Path) -> None:
         success=0.5,
         success_low=0.4,
         success_high=0.7,
-        points=[
-            Point(0.0, 0, 0.4, REFERENCE),
-            Point(30.0, 500, 0.5, 1),
-            Point(90.0, 1500, 0.6, 2),
-        ],
+        points=[Point(0.0, 0, 0.4, REFERENCE), Point(30.0, 500, 0.5, 1), Point(90.0, 1500, 0.6, 2)],
     )
     settings = load_comparison(SHIPPED).settings
     settings = settings.model_copy(

@@ -283,11 +283,7 @@ def test_half_precision_logprobs_are_summed_in_float32(batch):
 def test_only_the_loss_carries_a_gradient_and_the_residual_is_per_sequence(batch):
     batch["logprobs_BT"].requires_grad_()
     batch["reference_logprobs_BT"].requires_grad_()
-    output = apo_loss(
-        **batch,
-        settings=ApoSettings(length_normalization="tokens"),
-        num_sequences=6,
-    )
+    output = apo_loss(**batch, settings=ApoSettings(length_normalization="tokens"), num_sequences=6)
     output.loss.backward()
     assert batch["reference_logprobs_BT"].grad is None
     assert output.residual.shape == (6,)

@@ -70,10 +70,7 @@ def test_turn_residuals_add_up_to_the_residual_of_the_trajectory(values):
         log_ratio_BH, rewards_BH=tree.rewards_BH, values_BH=values_BH, beta2=BETA
     )
     whole_B = residual(
-        log_ratio_BH.sum(1),
-        returns_B=tree.rewards_BH.sum(1),
-        v_star_B=values_BH[:, 0],
-        beta2=BETA,
+        log_ratio_BH.sum(1), returns_B=tree.rewards_BH.sum(1), v_star_B=values_BH[:, 0], beta2=BETA
     )
     torch.testing.assert_close(turns_BH.sum(1), whole_B, rtol=0, atol=1e-12)
 
@@ -159,10 +156,7 @@ class LuckyMachine:
 
     def turn_loss(self, logprobs_BH):
         left_BH = turn_residuals(
-            logprobs_BH - LOG_HALF,
-            rewards_BH=self.rewards_BH,
-            values_BH=self.values_BH,
-            beta2=BETA,
+            logprobs_BH - LOG_HALF, rewards_BH=self.rewards_BH, values_BH=self.values_BH, beta2=BETA
         )
         return regression_loss(left_BH, beta2=BETA).sum(1)
 

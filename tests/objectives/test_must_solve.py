@@ -108,10 +108,7 @@ class Rollouts:
 
 def from_gae(rollouts):
     estimate = gae(
-        rollouts.rewards_BT,
-        values_BT=rollouts.values_BT,
-        mask_BT=rollouts.mask_BT,
-        gae_lambda=0.95,
+        rollouts.rewards_BT, values_BT=rollouts.values_BT, mask_BT=rollouts.mask_BT, gae_lambda=0.95
     )
     return whiten(estimate.advantages_BT, mask_BT=rollouts.mask_BT), estimate.returns_BT
 
@@ -265,10 +262,7 @@ def train(task, name, *, seed=0, shuffled=False):
                     mask_BT=mask_BT,
                 )
                 loss = loss + aggregate(
-                    value_loss_BT,
-                    mask_BT=mask_BT,
-                    aggregation="token_mean",
-                    **counts_of(mask_BT),
+                    value_loss_BT, mask_BT=mask_BT, aggregation="token_mean", **counts_of(mask_BT)
                 )
             optimizer.zero_grad()
             loss.backward()

@@ -164,9 +164,7 @@ def test_the_gradient_flows_into_the_current_log_probabilities_only(batch):
     logprobs_BT = batch["logprobs_BT"].clone().requires_grad_()
     clipped = clipped_policy_loss(logprobs_BT, **constants, mask_BT=batch["mask_BT"]).loss_BT
     kl_BT = kl_loss(
-        logprobs_BT,
-        reference_logprobs_BT=constants["old_logprobs_BT"],
-        mask_BT=batch["mask_BT"],
+        logprobs_BT, reference_logprobs_BT=constants["old_logprobs_BT"], mask_BT=batch["mask_BT"]
     )
     (clipped + kl_BT).sum().backward()
     assert logprobs_BT.grad is not None

@@ -106,11 +106,7 @@ def test_gae_equals_its_definition(seed, gamma, gae_lambda):
 def test_bi_level_gae_equals_its_definition(seed, token, turn, inner_rewards):
     batch = make_batch(seed, inner_rewards=inner_rewards)
     estimate = bi_level_gae(
-        **batch,
-        gamma=token[0],
-        gae_lambda=token[1],
-        gamma_turn=turn[0],
-        lambda_turn=turn[1],
+        **batch, gamma=token[0], gae_lambda=token[1], gamma_turn=turn[0], lambda_turn=turn[1]
     )
     expected_BT = torch.zeros(4, 12)
     for row in range(3):

@@ -12,10 +12,7 @@ from tests import chat_templates
 from tests.chat_templates import with_template
 from tests.fixtures import CHATML
 
-CONVERSATION = [
-    {"role": "system", "content": "Rules."},
-    {"role": "user", "content": "Which?"},
-]
+CONVERSATION = [{"role": "system", "content": "Rules."}, {"role": "user", "content": "Which?"}]
 
 
 @pytest.mark.parametrize(

@@ -299,10 +299,7 @@ def save_model(model: PreTrainedModel, tokenizer, folder: Path) -> Path:
 
 @pytest.mark.parametrize(
     ("config", "architecture"),
-    [
-        (lambda size: mistral(size, sliding_window=16), MistralForCausalLM),
-        (qwen, Qwen2ForCausalLM),
-    ],
+    [(lambda size: mistral(size, sliding_window=16), MistralForCausalLM), (qwen, Qwen2ForCausalLM)],
     ids=["mistral", "qwen2"],
 )
 def test_attention_to_a_window_is_refused(

@@ -200,11 +200,7 @@ def scores_and_gradients(
     """Of 40 targets; what a loss gives each weight that is trained."""
     token_ids_RT, mask_RT = rows_to_score(num_targets=40)
     scores = score(
-        model,
-        token_ids_RT,
-        mask_RT,
-        temperature=temperature,
-        entropy_gradients=entropy_gradients,
+        model, token_ids_RT, mask_RT, temperature=temperature, entropy_gradients=entropy_gradients
     )
     assert scores.entropy_BT.requires_grad == entropy_gradients
     position_T = torch.arange(40) / 40

@@ -102,9 +102,7 @@ def test_words_of_the_environment_cannot_begin_a_section_of_the_analysis(
     assert "a catalogue  # Nothing failed" in failure_analysis(run)
 
 
-def test_full_contexts_are_said_because_baselines_have_none(
-    build_run: Callable[..., Path],
-) -> None:
+def test_full_contexts_are_said_because_baselines_have_none(build_run: Callable[..., Path]) -> None:
     run = load_run(build_run())
     assert not any("context was full" in sentence for sentence in key_sentences(run))
     cut = dataclasses.replace(run, results={**run.results, "episodes_out_of_context": 2})

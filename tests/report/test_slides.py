@@ -56,10 +56,7 @@ def test_there_are_two_slides_an_overview_and_the_results(build_run: Callable[..
         "+52.2 points",
     ):
         assert text in texts(results)
-    assert pictures(results) == [
-        "Success rate over the training steps",
-        "Success rate by category",
-    ]
+    assert pictures(results) == ["Success rate over the training steps", "Success rate by category"]
 
 
 def test_stations_say_who_sampled_and_what_was_chosen(build_run: Callable[..., Path]) -> None:

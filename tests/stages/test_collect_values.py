@@ -32,12 +32,7 @@ class Sampler:
     def fill(self, path: Path, *, schedule: SampleSchedule = SCHEDULE) -> list[tuple]:
         with ValueStore(path) as store:
             collect_values(
-                self.proxy,
-                store,
-                self.tasks,
-                conditions=self.conditions,
-                schedule=schedule,
-                seed=5,
+                self.proxy, store, self.tasks, conditions=self.conditions, schedule=schedule, seed=5
             )
         return stored(path)
 
@@ -112,11 +107,7 @@ class InterruptedStageError(Exception):
 
 @pytest.mark.parametrize("num_writes", [1, 12])
 def test_an_interrupted_stage_one_ends_with_the_rows_of_one_that_was_not(
-    num_writes: int,
-    sampler: Sampler,
-    whole: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    num_writes: int, sampler: Sampler, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = stored(whole)
     add_many, num_calls = ValueStore.add_many, 0

@@ -164,10 +164,7 @@ def test_a_warm_start_of_adapters_does_not_go_on_from_another_model_in_the_same_
 
 
 def test_the_first_reference_is_the_policy_without_adapters_and_needs_no_second_copy(
-    lora_config: LoraConfig,
-    tmp_path: Path,
-    qwen_folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    lora_config: LoraConfig, tmp_path: Path, qwen_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pairs = []
     original = Trainer.step

@@ -88,10 +88,7 @@ def test_so_does_a_run_whose_algorithm_keeps_more_than_a_policy(
 @pytest.mark.slow
 @pytest.mark.parametrize("call", range(1, 4))
 def test_a_kill_while_results_are_set_aside_loses_nothing(
-    call: int,
-    run_until_killed: Callable[..., int],
-    finished_run: Path,
-    tmp_path: Path,
+    call: int, run_until_killed: Callable[..., int], finished_run: Path, tmp_path: Path
 ) -> None:
     text = resolved_yaml(factories.config("--training.max_steps=3"))
     # Nothing calls os.kill, so such a run is not killed.

@@ -160,9 +160,7 @@ def test_recordings_are_those_of_the_beginning_whenever_the_run_is_killed(
 
 
 def test_ppo_killed_between_its_policy_and_its_critic(
-    run_until_killed: Callable[..., int],
-    algorithm_runs: AlgorithmRuns,
-    tmp_path: Path,
+    run_until_killed: Callable[..., int], algorithm_runs: AlgorithmRuns, tmp_path: Path
 ) -> None:
     # A checkpoint after 2 of 4 steps and one at the end, of three files each.
     status = run_until_killed(
@@ -207,12 +205,7 @@ def test_a_run_killed_in_the_middle_of_a_lag_is_played_on_by_the_lagged_policy(
     # Checkpoints after 2 and 4 of 4 steps of one update; who samples is renewed after 3.
     config = algorithm_runs.config("oapl", "--algorithm.lag=3")
     whole = factories.run(config, tmp_path / "whole")
-    status = run_until_killed(
-        tmp_path,
-        target=STEP,
-        call=4,
-        text=resolved_yaml(config),
-    )
+    status = run_until_killed(tmp_path, target=STEP, call=4, text=resolved_yaml(config))
     assert_killed(status)
     run = RunDirectory(tmp_path / "run")
     (checkpoint,) = list_checkpoints(run.checkpoints)
@@ -257,10 +250,7 @@ def test_a_run_with_a_context_window_and_values_by_regression_killed_in_stage_tw
     "target", ["ragen_apo.stages.training:save_checkpoint", SAVE_MODEL], ids=["before", "after"]
 )
 def test_a_run_that_a_rule_stops_killed_around_its_last_checkpoint(
-    target: str,
-    run_until_killed: Callable[..., int],
-    algorithm_runs: AlgorithmRuns,
-    tmp_path: Path,
+    target: str, run_until_killed: Callable[..., int], algorithm_runs: AlgorithmRuns, tmp_path: Path
 ) -> None:
     # Information among four tasks never exceeds log 4 = 1.39, so the third of four steps is the
     # last one. After a resume from step 2 the rule has to know of the first two.
@@ -281,9 +271,7 @@ def test_a_run_that_a_rule_stops_killed_around_its_last_checkpoint(
 
 
 def test_a_mixture_killed_in_the_middle_of_stage_two_goes_on(
-    run_until_killed: Callable[..., int],
-    algorithm_runs: AlgorithmRuns,
-    tmp_path: Path,
+    run_until_killed: Callable[..., int], algorithm_runs: AlgorithmRuns, tmp_path: Path
 ) -> None:
     parts = {
         "shop": {"weight": 2, "num_products": 24},
@@ -293,12 +281,7 @@ def test_a_mixture_killed_in_the_middle_of_stage_two_goes_on(
     config = algorithm_runs.config("apo", environment=mixture)
     expected = factories.run(config, tmp_path / "whole")
     # In the last of four steps, after the checkpoint of the second.
-    status = run_until_killed(
-        tmp_path,
-        target=STEP,
-        call=4,
-        text=resolved_yaml(config),
-    )
+    status = run_until_killed(tmp_path, target=STEP, call=4, text=resolved_yaml(config))
     assert_killed(status)
     run = RunDirectory(tmp_path / "run")
     assert [path.name for path in list_checkpoints(run.checkpoints)] == ["4-training-000002"]

@@ -92,10 +92,7 @@ FAULTS = {
 
 
 def test_a_run_killed_at_any_moment_plays_again_what_it_had_ahead(
-    config: RunConfig,
-    whole: RunDirectory,
-    run_until_killed: Callable[..., int],
-    tmp_path: Path,
+    config: RunConfig, whole: RunDirectory, run_until_killed: Callable[..., int], tmp_path: Path
 ) -> None:
     run = RunDirectory(tmp_path / "run")
     for fault, (target, call) in FAULTS.items():

@@ -137,10 +137,7 @@ class ScriptedReference:
     ("adaptive", "kept", "num_never"), [(False, ["mixed"], 2), (True, ["late", "mixed"], 1)]
 )
 def test_a_task_is_sampled_up_to_the_cap_before_it_counts_as_never_solved(
-    adaptive: bool,
-    kept: list[str],
-    num_never: int,
-    tmp_path: Path,
+    adaptive: bool, kept: list[str], num_never: int, tmp_path: Path
 ) -> None:
     conditions = factories.conditions()
     marks = {"late": "FFFS", "hopeless": "FFFF", "mixed": "SFFF", "easy": "SS"}

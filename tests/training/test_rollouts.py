@@ -35,10 +35,7 @@ def test_a_row_holds_the_sampled_tokens_of_all_samples_in_their_order() -> None:
         turn(0.1, prompt_token_ids=(10, 11), response_token_ids=(12,)),
         turn(0.2, prompt_token_ids=(13,), response_token_ids=(14, 15)),
         turn(
-            0.4,
-            prompt_token_ids=(10, 16, 17),
-            response_token_ids=(18, 19),
-            restarts_context=True,
+            0.4, prompt_token_ids=(10, 16, 17), response_token_ids=(18, 19), restarts_context=True
         ),
     )
     two = rollouts([episode(turns[0]), episode(*turns)])

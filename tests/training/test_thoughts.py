@@ -200,9 +200,7 @@ def test_trajectories_of_a_single_task_say_nothing(session: Session) -> None:
 
 
 @pytest.mark.slow
-def test_first_turns_are_of_different_tasks_drawn_by_the_generator(
-    session: Session,
-) -> None:
+def test_first_turns_are_of_different_tasks_drawn_by_the_generator(session: Session) -> None:
     trainer = trainer_of(session, "grpo", group_size=2)
     trajectories = step_without_update(trainer).trajectories
     # A step may hold a task twice: here once more at the end, with another first turn.

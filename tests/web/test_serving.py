@@ -155,8 +155,7 @@ def test_characters_that_hide_or_steer_are_visible_in_a_page() -> None:
 def test_a_missing_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     known = importlib.util.find_spec
     monkeypatch.setattr(
-        "ragen_apo.web.extra.find_spec",
-        lambda name: None if name == "uvicorn" else known(name),
+        "ragen_apo.web.extra.find_spec", lambda name: None if name == "uvicorn" else known(name)
     )
     with pytest.raises(ConfigError, match=r"need uvicorn, .*pip install 'ragen-apo\[web\]'"):
         require_web()

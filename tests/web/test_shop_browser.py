@@ -55,10 +55,7 @@ def title_of_the_goal(visits: Visits) -> str:
 
 @pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
 def test_shopping_to_a_purchase_by_mouse(
-    size: tuple[int, int],
-    visits: Visits,
-    browser: Browser,
-    tmp_path: Path,
+    size: tuple[int, int], visits: Visits, browser: Browser, tmp_path: Path
 ) -> None:
     title = title_of_the_goal(visits)
     with served(visits) as address, window(browser, address, size) as page:

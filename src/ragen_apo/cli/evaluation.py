@@ -293,7 +293,7 @@ def print_evaluation(results: Mapping[str, Any], *, policy: str, whose: str) -> 
 def _print_search(search: Mapping[str, Any], *, without: float) -> None:
     """What a search took, beside the tokens of an episode without it."""
     lines = [
-        f"tokens sampled for an episode: {search['avg_tokens']:.0f}, without search {without:.0f}",
+        f"tokens sampled for an episode: {search['avg_tokens']:.0f}, without search {without:.0f}"
     ]
     if search["known_move_share"] is not None:
         lines.append(f"moves that the value store knew: {search['known_move_share']:.1%}")

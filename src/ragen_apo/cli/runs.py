@@ -151,11 +151,7 @@ def estimate_values(
     from ragen_apo import api
 
     coverage = api.estimate_values(
-        run,
-        samples=samples,
-        reference=reference,
-        split=split,
-        trust_remote_code=trust_remote_code,
+        run, samples=samples, reference=reference, split=split, trust_remote_code=trust_remote_code
     )
     console.print_json(json.dumps(coverage))
 
@@ -178,11 +174,7 @@ def report(run: Path, *, pdf: bool = False) -> None:
     help_epilogue=examples("compare --config configs/compare_shop.yaml --out runs/compare")
 )
 def compare(
-    *,
-    config: Path,
-    out: Path = Path("runs/compare"),
-    parallel: Number = 1,
-    pdf: bool = False,
+    *, config: Path, out: Path = Path("runs/compare"), parallel: Number = 1, pdf: bool = False
 ) -> None:
     """Train several algorithms from the same reference with the same seeds, and compare them.
 

@@ -146,8 +146,7 @@ app.command(data)
 
 
 @data.command(
-    name="webshop",
-    help_epilogue=examples("data webshop", "data webshop --from downloads/webshop"),
+    name="webshop", help_epilogue=examples("data webshop", "data webshop --from downloads/webshop")
 )
 def data_webshop(
     *,

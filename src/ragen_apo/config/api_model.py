@@ -91,12 +91,7 @@ def check_extra_body(extra_body: Mapping[str, Any]) -> None:
 
 
 def api_model_config(
-    config: RunConfig,
-    *,
-    model: str,
-    base_url: str,
-    max_tokens: int,
-    extra_body: Mapping[str, Any],
+    config: RunConfig, *, model: str, base_url: str, max_tokens: int, extra_body: Mapping[str, Any]
 ) -> ApiModelConfig:
     """The parts of a run's configuration that hold for a model behind an API.
 

@@ -262,10 +262,7 @@ class GenerationEngine:
 
     def _pass(self, token_ids_RT: Tensor, positions_RT: Tensor, **kwargs: Any) -> Tensor:
         return self.model.hidden_states(
-            token_ids_RT,
-            position_ids=positions_RT,
-            cache=self._cache,
-            **kwargs,
+            token_ids_RT, position_ids=positions_RT, cache=self._cache, **kwargs
         )
 
     def _note_read(self, rows: Sequence[Row]) -> None:

@@ -54,8 +54,7 @@ def score_tokens(
 
     logprobs_N, entropy_N = model.over_targets(token_ids_RT, loss_mask_RT, read)
     return TokenScores(
-        logprobs_BT=_in_rows(logprobs_N, loss_mask_RT),
-        entropy_BT=_in_rows(entropy_N, loss_mask_RT),
+        logprobs_BT=_in_rows(logprobs_N, loss_mask_RT), entropy_BT=_in_rows(entropy_N, loss_mask_RT)
     )
 
 

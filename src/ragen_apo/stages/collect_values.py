@@ -96,8 +96,7 @@ def _play_missing(
             ]
 
             def save(
-                ended: Sequence[tuple[int, Trajectory]],
-                chunk: Sequence[tuple[Task, int]] = chunk,
+                ended: Sequence[tuple[int, Trajectory]], chunk: Sequence[tuple[Task, int]] = chunk
             ) -> None:
                 nonlocal num_done
                 assert store is not None, "the first rank has it"

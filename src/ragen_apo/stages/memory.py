@@ -229,11 +229,7 @@ def _cache(policy: LanguageModel, training: TrainingConfig, agent: AgentConfig) 
 
 
 def _training_pass(
-    policy: LanguageModel,
-    training: TrainingConfig,
-    agent: AgentConfig,
-    *,
-    max_turns: int | None,
+    policy: LanguageModel, training: TrainingConfig, agent: AgentConfig, *, max_turns: int | None
 ) -> tuple[int, int]:
     """What a model keeps of one micro-batch for the backward pass, and the policy's logits.
 

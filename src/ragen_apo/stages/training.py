@@ -37,11 +37,7 @@ TOTALS = ("num_episodes", "num_generated_tokens", "num_updates")
 
 
 def run_stage_two(
-    session: Session,
-    policy: LanguageModel,
-    tasks: Sequence[Task],
-    *,
-    position: Position,
+    session: Session, policy: LanguageModel, tasks: Sequence[Task], *, position: Position
 ) -> None:
     """Trains `policy` in place from `position` to the last step, or to where a rule stops it."""
     trainer = make_trainer(session, policy, tasks, position=position)
@@ -88,11 +84,7 @@ def _take_steps(
 
 
 def make_trainer(
-    session: Session,
-    policy: LanguageModel,
-    tasks: Sequence[Task],
-    *,
-    position: Position,
+    session: Session, policy: LanguageModel, tasks: Sequence[Task], *, position: Position
 ) -> Trainer:
     """A trainer in the state that a checkpoint says, or in a new run's."""
     config = session.config

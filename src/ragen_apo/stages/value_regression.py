@@ -14,12 +14,7 @@ from torch import Tensor
 
 from ragen_apo.errors import TrainingError
 from ragen_apo.policy.language_model import LanguageModel
-from ragen_apo.policy.turn_features import (
-    MakeReader,
-    num_turns_of,
-    state_reader,
-    turn_features,
-)
+from ragen_apo.policy.turn_features import MakeReader, num_turns_of, state_reader, turn_features
 from ragen_apo.training.batching import collate, loss_mask_of, micro_batches
 from ragen_apo.types import TrainingSample, Trajectory, training_samples
 from ragen_apo.values.regression import NUM_FOLDS, HeldOut, ValueRegression, fit_values
@@ -27,11 +22,7 @@ from ragen_apo.values.state_values import returns_to_go
 
 
 def values_by_regression(
-    reference: LanguageModel,
-    episodes: Sequence[Trajectory],
-    *,
-    beta: float,
-    micro_batch_size: int,
+    reference: LanguageModel, episodes: Sequence[Trajectory], *, beta: float, micro_batch_size: int
 ) -> tuple[ValueRegression, dict[str, float]]:
     """V* of states, fitted to all turns of the reference's episodes, and what it says of each task.
 

@@ -143,12 +143,7 @@ class Rollouts:
         return self.scored_by_pass(lambda micro: (score(micro),), num=1, size=size, what=what)[0]
 
     def scored_by_pass(
-        self,
-        score: Callable[[MicroBatch], Sequence[Tensor]],
-        *,
-        num: int,
-        size: int,
-        what: str,
+        self, score: Callable[[MicroBatch], Sequence[Tensor]], *, num: int, size: int, what: str
     ) -> list[Tensor]:
         """As `scored`: the `num` numbers of each token that `score` makes in one pass."""
         scores = [torch.zeros_like(self.reference_logprobs_BT) for _ in range(num)]

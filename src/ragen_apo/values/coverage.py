@@ -157,9 +157,7 @@ def coverage_sentence(report: Mapping[str, Any]) -> str:
 
 
 def _advice(
-    counts: Sequence[tuple[int, int]],
-    returns: Sequence[Sequence[float]],
-    faults: Faults,
+    counts: Sequence[tuple[int, int]], returns: Sequence[Sequence[float]], faults: Faults
 ) -> str:
     """The finding for few or no solved tasks, and the remedies: for the faults of the episodes if
     they have any.

@@ -80,11 +80,7 @@ class SupervisedPhase:
 
 
 def run_supervised_phase(
-    session: Session,
-    model: LanguageModel,
-    phase: SupervisedPhase,
-    *,
-    start: int,
+    session: Session, model: LanguageModel, phase: SupervisedPhase, *, start: int
 ) -> None:
     """Trains `model` from update number `start` to the end of the phase and saves checkpoints.
 

@@ -708,9 +708,7 @@ def test_the_documented_class_counts_in_one_episode_and_keeps_the_promises(folde
 
 
 @pytest.mark.slow
-def test_the_documented_interpreter_ends_programs_and_keeps_the_promises(
-    folder: Path,
-) -> None:
+def test_the_documented_interpreter_ends_programs_and_keeps_the_promises(folder: Path) -> None:
     written = "\n\n".join(blocks("python"))
     assert written.count("SECONDS = 5") == 1
     hurried = written.replace("SECONDS = 5", "SECONDS = 2")

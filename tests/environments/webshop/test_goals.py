@@ -121,9 +121,7 @@ def test_an_option_without_values_leaves_no_combination(tmp_path: Path) -> None:
     assert shop_of(tmp_path, {"Size": ["S"], "Color": []}, []).num_goals == 0
 
 
-def test_equal_human_goals_are_counted_and_those_without_attributes_skipped(
-    tmp_path: Path,
-) -> None:
+def test_equal_human_goals_are_counted_and_those_without_attributes_skipped(tmp_path: Path) -> None:
     def written(text: str, attributes: list[str]) -> dict:
         return {
             "instruction": text,

@@ -126,11 +126,7 @@ def test_a_server_that_was_out_is_tried_only_once_at_a_rollout(
 
 
 def test_episodes_are_the_same_when_a_server_dies_within_them(
-    make_engine: MakeEngine,
-    model: LanguageModel,
-    fake: FakeVllm,
-    other: FakeVllm,
-    urls: list[str],
+    make_engine: MakeEngine, model: LanguageModel, fake: FakeVllm, other: FakeVllm, urls: list[str]
 ) -> None:
     whole = play(make_engine(model, base_url=urls[:1]))
     said = Sayings()
@@ -235,11 +231,7 @@ def test_a_server_that_was_started_again_goes_on_within_the_rollout(
 
 
 def test_the_last_server_is_waited_for_and_so_are_those_that_were_out(
-    make_engine: MakeEngine,
-    model: LanguageModel,
-    fake: FakeVllm,
-    other: FakeVllm,
-    urls: list[str],
+    make_engine: MakeEngine, model: LanguageModel, fake: FakeVllm, other: FakeVllm, urls: list[str]
 ) -> None:
     engine = make_engine(model, base_url=urls)
     whole = play(engine)
@@ -262,11 +254,7 @@ def test_the_last_server_is_waited_for_and_so_are_those_that_were_out(
 
 
 def test_one_error_names_every_server_when_none_is_left(
-    make_engine: MakeEngine,
-    model: LanguageModel,
-    fake: FakeVllm,
-    other: FakeVllm,
-    urls: list[str],
+    make_engine: MakeEngine, model: LanguageModel, fake: FakeVllm, other: FakeVllm, urls: list[str]
 ) -> None:
     engine = make_engine(model, base_url=urls)
     play(engine)
@@ -309,11 +297,7 @@ def test_a_server_that_does_not_take_the_weights_over_is_left_out(
 
 
 def test_a_request_that_fails_everywhere_ends_the_rollout(
-    make_engine: MakeEngine,
-    model: LanguageModel,
-    fake: FakeVllm,
-    other: FakeVllm,
-    urls: list[str],
+    make_engine: MakeEngine, model: LanguageModel, fake: FakeVllm, other: FakeVllm, urls: list[str]
 ) -> None:
     """Although both servers answer other requests all the time."""
     engine = make_engine(model, base_url=urls, retries=1)

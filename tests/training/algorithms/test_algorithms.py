@@ -265,9 +265,7 @@ def test_the_share_of_known_turns_is_that_of_later_turns_in_states_with_a_value(
 
 
 @pytest.mark.slow
-def test_the_policy_stays_as_it_is_while_the_critic_warms_up(
-    session: Session,
-) -> None:
+def test_the_policy_stays_as_it_is_while_the_critic_warms_up(session: Session) -> None:
     trainer = trainer_of(session, "ppo", "--algorithm.critic_warmup_steps=1")
     policy = trainer.policy.fingerprint()
     critic = trainer.algorithm.state_tensors()["critic/head.bias"].clone()
@@ -280,9 +278,7 @@ def test_the_policy_stays_as_it_is_while_the_critic_warms_up(
 
 
 @pytest.mark.slow
-def test_a_filter_that_drops_everything_makes_no_update(
-    session: Session,
-) -> None:
+def test_a_filter_that_drops_everything_makes_no_update(session: Session) -> None:
     trainer = trainer_of(session, "grpo", "--rollout_filter.strategy=top_p")
     before = trainer.policy.fingerprint()
     with paying(trainer, [1.0] * 12):
@@ -365,10 +361,7 @@ def test_dapo_as_the_page_of_comparisons_has_it_is_a_configuration() -> None:
             "to see variance, and algorithm ppo plays each task once a step; "
             "raise algorithm.group_size, which is 1",
         ),
-        (
-            ["--algorithm=rloo", "--algorithm.group_size=1"],
-            "expected a whole number at least 2",
-        ),
+        (["--algorithm=rloo", "--algorithm.group_size=1"], "expected a whole number at least 2"),
         (
             ["--algorithm.reward_normalization.method=mean"],
             "algorithm.reward_normalization: unknown key; it is an option of ppo, grpo",

@@ -119,11 +119,7 @@ def assert_reaches_the_loss(
 
 
 def penalized(
-    step: Rollouts,
-    *,
-    kl_in: str = "loss",
-    kl_coefficient: float = 0.0,
-    **_: Any,
+    step: Rollouts, *, kl_in: str = "loss", kl_coefficient: float = 0.0, **_: Any
 ) -> tuple[Tensor, Tensor]:
     """Rewards [B, T] and returns [B] after the KL penalty of these options."""
     if kl_in == "loss":
@@ -165,9 +161,7 @@ def policy_term(
         )
     if kl_in == "loss":
         loss_BT = loss_BT + kl_coefficient * kl_loss(
-            scores.logprobs_BT,
-            reference_logprobs_BT=step.reference_logprobs_BT,
-            mask_BT=mask_BT,
+            scores.logprobs_BT, reference_logprobs_BT=step.reference_logprobs_BT, mask_BT=mask_BT
         )
     loss_BT = loss_BT + entropy_bonus(
         scores.entropy_BT, mask_BT=mask_BT, coefficient=entropy_coefficient

@@ -30,11 +30,7 @@ class LineProcess:
     """A running process, which calls `main()` of a module."""
 
     def __init__(
-        self,
-        module: str,
-        *,
-        errors: int | None = None,
-        variables: Mapping[str, str] | None = None,
+        self, module: str, *, errors: int | None = None, variables: Mapping[str, str] | None = None
     ) -> None:
         """`errors` is where its standard error goes; None for that of this process.
 

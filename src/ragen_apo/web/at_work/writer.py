@@ -44,12 +44,7 @@ class Writer:
         self._row: Row | None = None
 
     def write(
-        self,
-        prompt: Sequence[int],
-        draws: np.random.Generator,
-        *,
-        temperature: float,
-        wrote: Wrote,
+        self, prompt: Sequence[int], draws: np.random.Generator, *, temperature: float, wrote: Wrote
     ) -> Response | None:
         """The response to a whole context; None if `wrote` did not want more.
 

@@ -225,10 +225,7 @@ def _read_data(
     if not isinstance(configured, dict):
         configured = {} if settings is None else read_config(settings.path)[1]
     return RunData(
-        name=name,
-        config=sections_of_today(configured),
-        record=noted,
-        results=_document(results),
+        name=name, config=sections_of_today(configured), record=noted, results=_document(results)
     )
 
 
