@@ -189,7 +189,11 @@ class Session:
         return model
 
     def shard(self, model: LanguageModel) -> LanguageModel:
-        """The model; this rank keeps its share of the weights alone, if that is configured."""
+        """The model; this rank keeps its share of the weights alone, if that is configured.
+
+        Raises RanksError where another rank has loaded another model.
+        """
+        self.ranks.require_equal_model(model.model)
         if self.ranks.sharded and self.ranks.size > 1:
             model.shard(num_ranks=self.ranks.size)
         return model

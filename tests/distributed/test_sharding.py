@@ -77,6 +77,27 @@ def test_a_rank_holds_its_share_of_weights_and_moments(finished_run: Path) -> No
         assert {name: 2 * size for name, size in found.items()} == whole
 
 
+def load_another_model(ranks: Ranks, run: Path, sharding: str) -> str:
+    """As if the folder of the second host held another model."""
+    config = factories.config(f"--machine.sharding={sharding}")
+    session = open_session(config, RunDirectory(run), SilentProgress())
+    policy = session.load_policy(session.run.reference(0))
+    if ranks.rank == 1:
+        policy.model.get_input_embeddings().weight.data[0, 0] += 1
+    with pytest.raises(RanksError) as caught:
+        session.shard(policy)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("sharding", ["none", "full"])
+def test_ranks_that_load_different_models_end_before_they_mix_them(
+    finished_run: Path, sharding: str
+) -> None:
+    for message in answers(in_ranks(2, load_another_model, finished_run, sharding)):
+        assert message.startswith("rank 1 of 2 has other weights than rank 0 of the same name.")
+        assert "policy.revision" in message
+
+
 def used_once(ranks: Ranks) -> weakref.ref[nn.Module]:
     module = nn.Linear(4, 4)
     shards = Shards(module, [], num_ranks=ranks.size)

@@ -215,7 +215,23 @@ class Ranks:
         show here, before a checkpoint keeps only what the first rank has. Shares have no second
         copy to be compared with.
         """
-        if self.size == 1 or self.sharded:
+        if not self.sharded:
+            self._compare_weights(
+                modules,
+                "after the same updates. Expected equal bits: use one kind of processor and one "
+                "version of torch on all hosts, and continue with --resume from the last "
+                "checkpoint",
+            )
+
+    def require_equal_model(self, module: nn.Module) -> None:
+        """Raises RanksError where ranks have loaded different weights under one name."""
+        self._compare_weights(
+            [module],
+            "of the same name. Give all hosts the same files, or a hub name with policy.revision",
+        )
+
+    def _compare_weights(self, modules: Sequence[nn.Module], what_to_do: str) -> None:
+        if self.size == 1:
             return
         sums = [_checksum(p) for module in modules for p in module.parameters()]
         found = self.gather(json.dumps(sums).encode(), "comparing weights")
@@ -223,9 +239,7 @@ class Ranks:
         if others:
             raise RanksError(
                 f"{listed(others)} of {self.size} {'has' if len(others) == 1 else 'have'} other "
-                "weights than rank 0 after the same updates. Expected equal bits: use one kind of "
-                "processor and one version of torch on all hosts, and continue with --resume from "
-                "the last checkpoint"
+                f"weights than rank 0 {what_to_do}"
             )
 
     @property
