@@ -24,6 +24,15 @@ WELL_FORMED = ParsedResponse(thought="t", action="go", is_valid=True)
 MALFORMED = ParsedResponse(thought="", action="", is_valid=False)
 
 
+class Billions(int):
+    """A number of another library, which is told only by `float`."""
+
+    __abs__ = None  # pyright: ignore[reportAssignmentType]
+
+    def __float__(self) -> float:
+        return 1e9 * int(self)
+
+
 class Echo:
     """Says what it was told; `bad` and the empty text are no actions, `win` ends the episode."""
 
@@ -182,6 +191,8 @@ def test_a_released_environment_plays_again_with_its_new_seed(manager: Environme
         (("heard", 10**400, False, False, {}), "the reward is 1000"),
         (("heard", -1e300, False, False, {}), r"the reward is -1e\+300; expected at most 1e9 in s"),
         (("heard", np.zeros(2), False, False, {}), "the reward is array"),
+        (("heard", np.int64(-(2**63)), False, False, {}), "the reward is .*; expected at most 1e9"),
+        (("heard", Billions(-10), False, False, {}), "the reward is .*; expected at most 1e9"),
     ],
 )
 def test_an_answer_that_would_make_trouble_later_is_refused_by_name(

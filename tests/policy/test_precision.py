@@ -42,6 +42,15 @@ def test_a_torch_that_cannot_say_what_the_processor_has_gets_no_bfloat16(
     assert precision.chosen_precision("auto", CPU, begun_with=None) == "none"
 
 
+def test_a_torch_without_onednn_gets_no_bfloat16(
+    processor: dict[str, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processor["avx512_bf16"] = True
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    monkeypatch.setattr(torch.ops, "mkldnn", object())
+    assert precision.chosen_precision("auto", CPU, begun_with=None) == "none"
+
+
 @pytest.mark.parametrize("begun_with", ["none", "bfloat16"])
 def test_a_run_keeps_what_it_began_with_on_every_machine(
     processor: dict[str, bool], begun_with: str

@@ -1,5 +1,6 @@
 """Training in every context mode: what was sampled is what is scored, and nothing counts twice."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.session import Session
 from ragen_apo.training.trainer import Trainer
 from ragen_apo.types import Trajectory, Turn, TurnFlag, training_samples
+from ragen_apo.values.regression import ValueRegression, fit_values
 from ragen_apo.values.state_values import ReferenceValues
 from tests import factories
 from tests.factories import flat_gradient, step_without_update, with_keys
@@ -83,7 +85,8 @@ def test_the_gradient_is_that_of_the_loss_written_down_turn_by_turn(trainer: Tra
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("algorithm", ["apo", "ppo"])
+@pytest.mark.parametrize("algorithm", ["apo", "ppo", "apo_turn"])
+@pytest.mark.usefixtures("few_random_features")
 def test_the_contexts_of_a_long_episode_are_read_a_few_at_a_time(
     algorithm: str, session: Session
 ) -> None:
@@ -94,13 +97,16 @@ def test_the_contexts_of_a_long_episode_are_read_a_few_at_a_time(
         windowed = with_keys(session, *keys)
         values = ReferenceValues({task.task_id: 0.1 for task in windowed.training_tasks()})
         trainer = factories.trainer_of(windowed, algorithm, values=values)
+        if algorithm == "apo_turn":
+            fitted = replace(values, regression=regression_of_states(trainer.policy))
+            trainer.take_reference(trainer.reference, tasks=trainer.tasks, values=fitted)
         sizes: list[int] = []
 
         def note(_: object, __: object, given: dict[str, Any], sizes: list[int] = sizes) -> None:
             if given.get("use_cache") is False:  # no rollout
                 sizes.append(len(given["input_ids"]))
 
-        models = [trainer.policy.model, *trainer.algorithm.other_models]
+        models = [trainer.policy.model, trainer.reference.model, *trainer.algorithm.other_models]
         hooks = [
             module.register_forward_pre_hook(note, with_kwargs=True)
             for model in models
@@ -116,6 +122,13 @@ def test_the_contexts_of_a_long_episode_are_read_a_few_at_a_time(
     few, many = gradients
     assert (few - many).norm() <= 1e-4 * many.norm()
     assert many.norm() > 0
+
+
+def regression_of_states(model: LanguageModel) -> ValueRegression:
+    """Of any: as large as a fit to this model's hidden states."""
+    features = torch.randn(20, 2 * model.config.hidden_size, generator=torch.manual_seed(0))
+    returns, each = features[:, 0].tolist(), range(20)
+    return fit_values(features, returns, episodes=each, tasks=each, beta=1.0, held_out="episodes")
 
 
 def plain_loss(trainer: Trainer, trajectories: list[Trajectory]) -> torch.Tensor:

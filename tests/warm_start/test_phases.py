@@ -11,6 +11,7 @@ from ragen_apo.environments.base import Reply
 from ragen_apo.environments.human.play import play
 from ragen_apo.environments.human.recordings import Recording, append_recording
 from ragen_apo.files import read_json_lines
+from ragen_apo.plural import counted
 from ragen_apo.policy.tokenizer import SPECIAL_TOKENS
 from ragen_apo.session import Session
 from ragen_apo.training.checkpoint import Position
@@ -169,7 +170,8 @@ def test_a_demonstration_that_does_not_fit_ends_early_and_this_is_said(
         )
         - 1
     )
-    early = f"{lengths.count(max(lengths))} of {len(whole)}, after {fewest} turns or more"
+    num_cut = lengths.count(max(lengths))
+    early = f"{num_cut} of {len(whole)}, after {counted(fewest, 'turn')} or more"
     assert f"because the context was full: {early}. " in notes.lines[-1]
     assert f"max_context_tokens is {capacity}: raise it" in notes.lines[-1]
 

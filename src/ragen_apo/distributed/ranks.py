@@ -218,19 +218,21 @@ class Ranks:
         if not self.sharded:
             self._compare_weights(
                 modules,
-                "after the same updates. Expected equal bits: use one kind of processor and one "
-                "version of torch on all hosts, and continue with --resume from the last "
-                "checkpoint",
+                "other weights than rank 0 after the same updates. Expected equal bits: use one "
+                "kind of processor and one version of torch on all hosts, and continue with "
+                "--resume from the last checkpoint",
             )
 
     def require_equal_model(self, module: nn.Module) -> None:
-        """Raises RanksError where ranks have loaded different weights under one name."""
+        """Raises RanksError where ranks have loaded different weights."""
         self._compare_weights(
             [module],
-            "of the same name. Give all hosts the same files, or a hub name with policy.revision",
+            "loaded another model than rank 0. Expected equal weights: give all hosts the same "
+            "files under policy.path, or a hub name with policy.revision",
         )
 
-    def _compare_weights(self, modules: Sequence[nn.Module], what_to_do: str) -> None:
+    def _compare_weights(self, modules: Sequence[nn.Module], complaint: str) -> None:
+        """`complaint` goes on after which ranks have."""
         if self.size == 1:
             return
         sums = [_checksum(p) for module in modules for p in module.parameters()]
@@ -238,8 +240,8 @@ class Ranks:
         others = [rank for rank, each in enumerate(found) if each != found[0]]
         if others:
             raise RanksError(
-                f"{listed(others)} of {self.size} {'has' if len(others) == 1 else 'have'} other "
-                f"weights than rank 0 {what_to_do}"
+                f"{listed(others)} of {self.size} {'has' if len(others) == 1 else 'have'} "
+                f"{complaint}"
             )
 
     @property

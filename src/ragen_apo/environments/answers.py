@@ -59,7 +59,8 @@ def problem_with_reward(reward: object) -> str | None:
     """A reward is a number within +-`LARGEST_REWARD`, of Python or of a library such as numpy."""
     if problem := _problem_with_number("the reward", reward):
         return problem
-    if abs(reward) > LARGEST_REWARD:  # pyright: ignore[reportArgumentType]
+    # As Python's number: the smallest int32 of numpy has no absolute value, a float16 no 1e9.
+    if abs(float(reward)) > LARGEST_REWARD:  # pyright: ignore[reportArgumentType]
         return f"the reward is {_shown(reward)}; expected at most 1e9 in size: scale it down"
     return None
 

@@ -24,8 +24,12 @@ def multiplies_bfloat16(device: torch.device) -> bool:
     """Whether bfloat16 products are faster than float32 ones there."""
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device)[0] >= AMPERE
-    # oneDNN multiplies them, and ONEDNN_MAX_CPU_ISA can forbid it.
-    return processor_has(*BFLOAT16_UNITS) and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    # oneDNN multiplies them. Some builds of PyTorch lack it, and ONEDNN_MAX_CPU_ISA can forbid it.
+    return (
+        processor_has(*BFLOAT16_UNITS)
+        and torch.backends.mkldnn.is_available()
+        and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    )
 
 
 def chosen_precision(configured: str, device: torch.device, *, begun_with: str | None) -> str:

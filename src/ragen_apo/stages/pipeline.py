@@ -302,13 +302,14 @@ def _resume(session: Session, policy: LanguageModel) -> Position:
     if name is not None:
         require_shared(run.checkpoints / name, session.ranks)
     loaded = load_latest_checkpoint(run.checkpoints, model=policy.model)
-    position = loaded or Position(PHASES[0], 0)
-    if (loaded and loaded.name) != name:
+    found = loaded and loaded.name
+    if found != name:
         raise RanksError(
-            f"{session.ranks.worker.name} finds {position.name} as the newest checkpoint in "
+            f"{session.ranks.worker.name} finds {found or 'none'} as the newest checkpoint in "
             f"{run.checkpoints.absolute()}, and rank 0 finds {name or 'none'}. Expected all hosts "
             "to see the same folder; see to it and continue with --resume"
         )
+    position = loaded or Position(PHASES[0], 0)
     if session.ranks.is_first:
         for old in list_checkpoints(run.checkpoints)[: -session.config.training.keep_checkpoints]:
             remove(old)  # a kill came before, or within, their removal

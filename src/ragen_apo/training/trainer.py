@@ -250,15 +250,18 @@ class Trainer:
         """Of the sampled tokens [B, T] log pi_ref, and V* of the state in which their turn was
         written, from one pass.
         """
-        token_ids_ML = micro.samples.token_ids_RT
-        logprobs_ML, features_NH = token_logprobs_and(
-            state_reader(micro.targets_ML, token_ids_ML.device),
-            self.reference,
-            token_ids_ML,
-            micro.targets_ML,
-            temperature=self.config.sampling.temperature,
-        )
-        values_ML = at_turns(value_of(features_NH), micro.targets_ML)
+
+        def score(token_ids_ML: torch.Tensor, targets_ML: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            logprobs_ML, features_NH = token_logprobs_and(
+                state_reader(targets_ML, token_ids_ML.device),
+                self.reference,
+                token_ids_ML,
+                targets_ML,
+                temperature=self.config.sampling.temperature,
+            )
+            return logprobs_ML, at_turns(value_of(features_NH), targets_ML)
+
+        logprobs_ML, values_ML = micro.by_pass(score, size=self._max_contexts(self.reference))
         return micro.in_rows(logprobs_ML), micro.in_rows(values_ML)
 
     def _improve(self, rollouts: Rollouts, *, learning_rate: float) -> dict[str, float | int]:

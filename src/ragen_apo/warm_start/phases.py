@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ragen_apo.agent.assembly import build_context
+from ragen_apo.plural import counted
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.printable import shortened
 from ragen_apo.session import Session
@@ -124,7 +125,8 @@ def _say_what_cannot_be_imitated(session: Session, trajectories: Sequence[Trajec
     if num_turns:
         session.progress.say(
             f"demonstrations whose end is not imitated, because the context was full: "
-            f"{len(num_turns)} of {len(trajectories)}, after {min(num_turns)} turns or more. "
+            f"{len(num_turns)} of {len(trajectories)}, after {counted(min(num_turns), 'turn')} or "
+            "more. "
             f"agent.max_context_tokens is {limits.max_context_tokens}: raise it, let the "
             "environment answer with shorter texts, or let the policy read the last turns only "
             "(agent.context.mode: last_turns). Episodes of the policy end as early"

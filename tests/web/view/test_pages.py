@@ -124,7 +124,8 @@ def test_a_training_episode_has_tokens_values_and_residuals(trained_runs: Path) 
 
 def test_a_long_episode_is_paged_above_and_below_and_ends_on_its_last_page(tmp_path: Path) -> None:
     turns = [turn(observation="x" * 4000) for _ in range(60)]
-    write_run(tmp_path / "one", [episode(*turns, final_observation="the very end")])
+    end = "the very end" + 4000 * "."
+    write_run(tmp_path / "one", [episode(*turns, final_observation=end)])
     pages = client(tmp_path)
     first = get(pages, "/episode", run="one")
     assert first.count('aria-label="Pages"') == 2
@@ -136,6 +137,9 @@ def test_a_long_episode_is_paged_above_and_below_and_ends_on_its_last_page(tmp_p
     (back,) = re.findall(r'href="([^"]*)">back to the episode', text)
     assert back.endswith("page=2#turn-30")
     assert 'id="turn-30"' in get(pages, html.unescape(back).split("#")[0])
+    text = get(pages, "/text", run="one", field="final_observation")
+    (back,) = re.findall(r'href="([^"]*)">back to the episode', text)
+    assert back.endswith("page=3#turn-60")
     assert get(pages, "/episode", run="one", page=9), "a page without turns"
 
 

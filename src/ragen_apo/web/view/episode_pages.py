@@ -77,8 +77,10 @@ def episode(site: Site, request: Request) -> Response:
 def text(site: Site, request: Request) -> Response:
     """A long text, a part at a time."""
     key = query.episode_key(request)
-    shown = long_text(request, site.episode(key))
-    turn = shown["turn"]
+    stored = site.episode(key)
+    shown = long_text(request, stored)
+    # The end is on the page of the last turn; the instruction is on every page.
+    turn = len(stored.turns) if shown["field"] == "final_observation" else shown["turn"]
     back = f"{key.url(page=(turn - 1) // TURNS_PER_PAGE + 1)}#turn-{turn}" if turn else key.url()
     return page_of("view/text.html", name=key.run, key=key, back=back, **shown)
 
