@@ -4,6 +4,8 @@ import torch
 
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.policy.turn_features import at_turns, move_reader, state_reader, turn_features
+from ragen_apo.stages.value_regression import features_of_turns
+from ragen_apo.types import TrainingSample
 
 # Read and sampled tokens, by turn.
 SAMPLES = [
@@ -69,3 +71,22 @@ def test_a_number_of_each_turn_is_that_of_its_tokens() -> None:
     spread = at_turns(values, targets)
     assert spread[targets].tolist() == [1, 1, 2, 3, 3, 3, 4, 5, 5, 6]
     assert (spread[~targets] == 0).all()
+
+
+def test_the_contexts_of_a_long_episode_are_read_a_few_at_a_time(tiny_model: LanguageModel) -> None:
+    """With a window an episode has one for each turn: memory would grow with their number."""
+    samples = [
+        TrainingSample(tuple(row.tolist()), tuple(targets.tolist()), (0.0,) * len(row))
+        for row, targets in zip(*batch(SAMPLES), strict=True)
+    ]
+    sizes: list[int] = []
+    hook = tiny_model.model.get_input_embeddings().register_forward_hook(
+        lambda _, given, __: sizes.append(len(given[0]))
+    )
+    few, whole = (
+        features_of_turns(tiny_model, [samples], state_reader, micro_batch_size=size)[0]
+        for size in (2, 16)
+    )
+    hook.remove()
+    assert sizes == [2, 1, 3]
+    assert torch.allclose(few, whole, atol=1e-5)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ragen_apo.errors import TrainingError
 from ragen_apo.policy.language_model import LanguageModel
+from ragen_apo.policy.passes import in_pieces
 from ragen_apo.policy.turn_features import MakeReader, num_turns_of, state_reader, turn_features
 from ragen_apo.training.batching import collate, loss_mask_of, micro_batches
 from ragen_apo.types import TrainingSample, Trajectory, training_samples
@@ -94,14 +95,20 @@ def features_of_turns(
     micro_batch_size: int,
 ) -> list[Tensor]:
     """Those of each episode's turns, on the CPU: of many episodes they are large."""
+
+    def read(token_ids_ML: Tensor, targets_ML: Tensor) -> tuple[Tensor]:
+        return (turn_features(reference, token_ids_ML, targets_ML, make_reader),)
+
     found: dict[int, Tensor] = {}
     for group in micro_batches(episodes, size=micro_batch_size):
         of_group = [episodes[index] for index in group]
         together = [sample for samples in of_group for sample in samples]
         batch = collate(together, pad_id=reference.pad_id, device=reference.device)
         mask_ML = loss_mask_of(together, num_positions=batch.token_ids_RT.shape[1])
-        features_NH = turn_features(reference, batch.token_ids_RT, mask_ML, make_reader).cpu()
+        with torch.no_grad():
+            (features_NH,) = in_pieces(read, batch.token_ids_RT, mask_ML, max_rows=micro_batch_size)
         num_turns = iter(num_turns_of(mask_ML))
-        parts = features_NH.split([sum(next(num_turns) for _ in samples) for samples in of_group])
+        sizes = [sum(next(num_turns) for _ in samples) for samples in of_group]
+        parts = features_NH.cpu().split(sizes)
         found.update(zip(group, parts, strict=True))
     return [found[index] for index in range(len(episodes))]
