@@ -174,6 +174,18 @@ def test_a_rank_that_sees_another_newest_checkpoint_than_the_first_says_so(
     assert not RunDirectory(tmp_path / "0").values.exists()
 
 
+def from_reference(folder: Path, started: Path, *keys: str) -> Path:
+    """The configuration of a run that begins with Stage 1."""
+    return config_file(
+        folder,
+        "--warm_start.enabled=false",
+        f"--policy.path={started / 'references' / '0'}",
+        "--distillation.enabled=false",
+        "--training.eval_every=null",
+        *keys,
+    )
+
+
 def stop_early(ranks: Ranks, config: Path, run: Path) -> None:
     """After two steps the second rank's host shows the curve of steps as it was before them."""
     api.train(config, run, progress=False, training={"max_steps": 2})
@@ -185,14 +197,8 @@ def stop_early(ranks: Ranks, config: Path, run: Path) -> None:
 def test_ranks_stop_early_by_the_rows_that_the_first_one_reads(
     started: Path, tmp_path: Path
 ) -> None:
-    config = config_file(
-        tmp_path,
-        "--warm_start.enabled=false",
-        f"--policy.path={started / 'references' / '0'}",
-        "--distillation.enabled=false",
-        "--training.eval_every=null",
-        "--training.early_stop.max_entropy=1e-9",  # holds in three rows in succession
-    )
+    # It holds in three rows in succession.
+    config = from_reference(tmp_path, started, "--training.early_stop.max_entropy=1e-9")
     answers(in_ranks(2, stop_early, config, tmp_path / "run"))
     assert RunDirectory(tmp_path / "run").read_status()["early_stop"]["step"] == 3
 
@@ -213,14 +219,7 @@ def fail_once(ranks: Ranks, config: Path, run: Path) -> str:
 
 
 def test_a_later_rank_says_that_its_environment_failed(started: Path, tmp_path: Path) -> None:
-    config = config_file(
-        tmp_path,
-        "--warm_start.enabled=false",
-        f"--policy.path={started / 'references' / '0'}",
-        "--distillation.enabled=false",
-        "--training.eval_every=null",
-        "--rollouts.environment_retries=1",
-    )
+    config = from_reference(tmp_path, started, "--rollouts.environment_retries=1")
     first, second = answers(in_ranks(2, fail_once, config, tmp_path / "run"))
     assert "no answer" not in first
     assert second.startswith("rank 1 of 2 on ") and second.count("\n") == 1
