@@ -35,7 +35,7 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt $(PIP_ARGS) -e '.[dev,lora,math,pdf,tensorboard,trl,wandb,web]'
 	@touch $@
 
-quickstart: setup ## train a small shopping agent, evaluate it, write the report (2 to 4 minutes)
+quickstart: setup ## train a small shopping agent, evaluate it, write the report (2 to 5 minutes)
 	$(BIN)/ragen-apo train --config configs/shop.yaml --run-dir $(QUICKSTART) \
 	  $(if $(wildcard $(QUICKSTART)/config.yaml),--resume)
 
