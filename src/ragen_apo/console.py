@@ -17,6 +17,7 @@ from rich.progress import (
 )
 
 from ragen_apo.printable import printable
+from ragen_apo.progress import SilentProgress
 
 PLAIN_LINE_EVERY_SECONDS = 15.0
 WIDE = 115
@@ -44,17 +45,11 @@ def write_line(console: Console, text: str, *, style: str | None = None) -> None
     console.print(printable(text), style=style, highlight=False, markup=False, soft_wrap=True)
 
 
-class WarningsOfRank:
+class WarningsOfRank(SilentProgress):
     """The `Progress` of a rank after the first: it only warns, and names the rank."""
 
     def __init__(self, rank: str) -> None:
         self._rank = rank
-
-    def start(self, phase: str, total: int) -> None: ...
-
-    def update(self, done: int, note: str = "") -> None: ...
-
-    def say(self, message: str) -> None: ...
 
     def warn(self, message: str) -> None:
         """Writes to the standard error, where torchrun shows the lines of every rank."""

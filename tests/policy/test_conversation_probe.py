@@ -34,6 +34,8 @@ def test_rounding_to_bfloat16_is_within_its_tolerance(
     model = replace(any_model, model=copy.deepcopy(any_model.model).to(weights), autocast=autocast)
     found = measure_agreement(model)
     assert max(found.engine_to_scoring, found.scoring_to_transformers) < TOLERANCES[torch.bfloat16]
+    if autocast:  # with weights in bfloat16 a processor may round all three alike
+        assert max(found.engine_to_scoring, found.scoring_to_transformers) > 1e-4
     probe_conversation(model)
 
 

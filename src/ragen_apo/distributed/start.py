@@ -24,8 +24,8 @@ from ragen_apo.errors import RanksError
 
 T = TypeVar("T")
 
-_SECONDS_TO_FAIL = 5.0
-"""How long a process that ends with an error tries to reach the store."""
+_SECONDS_TO_ANSWER = 5.0
+"""How long the store may take to answer a process that ends with an error, or that begins."""
 
 _joined: dict[str, Ranks] = {}
 """What this process has joined."""
@@ -57,10 +57,10 @@ def is_first_to_fail() -> bool:
 
     def count() -> int:
         store = joined.store if joined else None
-        return (store or _store(worker, seconds=_SECONDS_TO_FAIL)).add("failed", 1)
+        return (store or _store(worker, seconds=_SECONDS_TO_ANSWER)).add("failed", 1)
 
     # Nobody is left to ask where no answer comes.
-    return answer_within(_SECONDS_TO_FAIL, count) in (1, None)
+    return answer_within(_SECONDS_TO_ANSWER, count) in (1, None)
 
 
 def note_begun(run: Path) -> None:
@@ -83,8 +83,10 @@ def has_begun(run: Path) -> bool:
 
 def _ask_torchrun(question: Callable[[Store], T]) -> T | None:
     """What its store answers in time: all attempts have the same one."""
-    worker, seconds = this_worker(), _SECONDS_TO_FAIL
-    return answer_within(seconds, lambda: question(_torchruns_store(worker, seconds=seconds)))
+    seconds = _SECONDS_TO_ANSWER
+    return answer_within(
+        seconds, lambda: question(_torchruns_store(this_worker(), seconds=seconds))
+    )
 
 
 def _begun(run: Path) -> str:

@@ -35,7 +35,8 @@ def pattern_note(run: RunData, pattern: str) -> str:
     Empty where there is nothing to say.
     """
     failed = [row for row in run.episodes if row.get("failure") == pattern]
-    among, notes = counted(len(failed), "episode"), list[str]()
+    among = counted(len(failed), "episode")
+    notes: list[str] = []
     if failed and pattern in TARGET_PATTERNS and any(map(_goal_shown, run.episodes)):
         num_shown = sum(map(_goal_shown, failed))
         notes.append(f"The goal had been on screen in {num_shown} of {among}.")

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from ragen_apo.distributed.ranks import ALONE, Ranks
 from ragen_apo.objectives.tensors import sampled_or_zero
+from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.policy.passes import in_pieces, indices_of, to_device
 from ragen_apo.training.batching import (
     TokenBatch,
@@ -192,7 +193,7 @@ class MicroBatch:
     def by_pass(
         self, compute: Callable[[Tensor, Tensor], tuple[Tensor, ...]], *, size: int | None
     ) -> tuple[Tensor, ...]:
-        """What `compute` makes of tokens and targets, in passes of at most `size` contexts.
+        """What `compute` makes of tokens and targets, in passes of at most `size` contexts, or one.
 
         A long episode with a window has more. Its passes are made again for the gradient, so that
         memory does not grow with the number of turns.
@@ -215,6 +216,13 @@ class MicroBatch:
     def cut(self, values_BT: Tensor) -> Tensor:
         """The part of a tensor over the step's tokens that belongs to these episodes."""
         return values_BT[self.rows, : self.mask_BT.shape[1]]
+
+
+def contexts_per_pass(model: LanguageModel, *, micro_batch_size: int) -> int | None:
+    """`size` of `MicroBatch.by_pass`: None with weights in shares, of which all ranks have to make
+    equally many passes.
+    """
+    return micro_batch_size if model.shards is None else None
 
 
 def row_of(samples: Sequence[TrainingSample]) -> TrainingSample:

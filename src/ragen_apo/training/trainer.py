@@ -50,7 +50,13 @@ from ragen_apo.training.algorithms.base import Algorithm
 from ragen_apo.training.batching import minibatches
 from ragen_apo.training.kept_episodes import kept_episodes
 from ragen_apo.training.optimization import Optimizer, learning_rate_at
-from ragen_apo.training.rollouts import MicroBatch, Rollouts, best_of_each, gather_rollouts
+from ragen_apo.training.rollouts import (
+    MicroBatch,
+    Rollouts,
+    best_of_each,
+    contexts_per_pass,
+    gather_rollouts,
+)
 from ragen_apo.training.rollouts_ahead import RolloutsAhead
 from ragen_apo.training.step_metrics import StepMetrics, rollout_metrics
 from ragen_apo.training.thoughts import cross_scoring_metrics
@@ -326,8 +332,7 @@ class Trainer:
         return micro.in_rows(logprobs_ML)
 
     def _max_contexts(self, model: LanguageModel) -> int | None:
-        """Of a pass; with weights in shares None, as all ranks have to make as many passes."""
-        return self._micro_batch_size if model.shards is None else None
+        return contexts_per_pass(model, micro_batch_size=self._micro_batch_size)
 
     # Between steps.
 

@@ -124,10 +124,9 @@ def _say_what_cannot_be_imitated(session: Session, trajectories: Sequence[Trajec
     ]
     if num_turns:
         session.progress.say(
-            f"demonstrations whose end is not imitated, because the context was full: "
-            f"{len(num_turns)} of {len(trajectories)}, after {counted(min(num_turns), 'turn')} or "
-            "more. "
-            f"agent.max_context_tokens is {limits.max_context_tokens}: raise it, let the "
+            "demonstrations whose end is not imitated, because the context was full: "
+            f"{len(num_turns)} of {len(trajectories)}, after {counted(min(num_turns), 'turn')} "
+            f"or more. agent.max_context_tokens is {limits.max_context_tokens}: raise it, let the "
             "environment answer with shorter texts, or let the policy read the last turns only "
             "(agent.context.mode: last_turns). Episodes of the policy end as early"
         )

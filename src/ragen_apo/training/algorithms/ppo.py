@@ -96,13 +96,13 @@ class PpoAlgorithm(Algorithm[PpoTargets]):
         from ragen_apo.policy.critic import Critic
         from ragen_apo.training.algorithms.clipped_ratio import ClippedRatio
         from ragen_apo.training.optimization import Optimizer
+        from ragen_apo.training.rollouts import contexts_per_pass
 
         self._settings = settings
         self._ratio = ClippedRatio(settings, max_tokens=config.agent.max_context_tokens)
         self._critic = Critic(policy, freeze_embeddings=config.policy.freeze_embeddings)
         self._micro_batch_size = config.training.micro_batch_size
-        # All ranks have to make as many passes over weights in shares.
-        self._max_contexts = self._micro_batch_size if policy.shards is None else None
+        self._max_contexts = contexts_per_pass(policy, micro_batch_size=self._micro_batch_size)
         self._optimizer = Optimizer(self._critic, weight_decay=config.optimizer.weight_decay)
         self._max_grad_norm = config.optimizer.max_grad_norm
         self.num_epochs = settings.num_epochs
