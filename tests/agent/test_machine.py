@@ -1,11 +1,16 @@
 """What a configuration sets of the machine; GPUs are looked at by `benchmarks.gpu`."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
+import ragen_apo
 from ragen_apo.agent.assembly import set_up_machine
 from ragen_apo.config.machine import MachineConfig
 from ragen_apo.policy.sampling import sample
@@ -92,3 +97,32 @@ def test_a_gpu_does_not_take_the_attention_that_is_planned_anew_for_every_shape(
 
 def test_a_gpu_takes_tf32_unless_told_otherwise() -> None:
     assert MachineConfig().tf32
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        ({}, f"GOMP_SPINCOUNT = '{ragen_apo.SPIN_COUNT}'"),
+        ({"GOMP_SPINCOUNT": "5"}, "GOMP_SPINCOUNT = '5'"),
+        (
+            {"OMP_WAIT_POLICY": "active"},
+            "GOMP_SPINCOUNT = '30000000000'",
+        ),  # libgomp's meaning of it
+    ],
+)
+def test_threads_of_torch_give_their_core_to_others_while_they_wait(
+    told: dict[str, str], expected: str
+) -> None:
+    """Beside a busy process two threads were twenty times slower than alone."""
+    library = Path(torch.__file__).parent / "lib" / "libgomp.so.1"
+    if not library.exists():
+        pytest.skip("torch brings another OpenMP here")
+    given = {name: value for name, value in os.environ.items() if "OMP" not in name}
+    said = subprocess.run(
+        [sys.executable, "-c", f"import ragen_apo, ctypes; ctypes.CDLL({str(library)!r})"],
+        env={**given, "OMP_DISPLAY_ENV": "verbose", **told},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stderr
+    assert expected in said

@@ -41,6 +41,7 @@ from ragen_apo.files import (
 )
 from ragen_apo.plural import counted
 from ragen_apo.policy.language_model import LanguageModel, build_small_model
+from ragen_apo.policy.threads import CROWDED, speed_of_threads
 from ragen_apo.policy.tokenizer import train_tokenizer
 from ragen_apo.progress import Progress
 from ragen_apo.run_directory import RunDirectory
@@ -217,6 +218,7 @@ def _loaded_policy(session: Session, *, only_reference: bool) -> tuple[LanguageM
     )
     if session.config.machine.mixed_precision == "auto":
         session.progress.say(f"machine.mixed_precision auto: {session.precision}")
+    _say_whether_cores_are_crowded(session)
     _plan_memory(session, policy)
     _plan_disk(session, policy, only_reference=only_reference)
     if not session.has(run.reference(0)):
@@ -245,6 +247,18 @@ def _require_room_for_prompts(session: Session, policy: LanguageModel) -> None:
         request = EpisodeRequest(longest, derive_seed(config.seed, "longest-instruction"))
         for episode in begin_episodes([(0, request)], environments, context):
             environments.release(episode.environment)
+
+
+def _say_whether_cores_are_crowded(session: Session) -> None:
+    num_threads = torch.get_num_threads()
+    if session.device.type != "cpu" or num_threads == 1:
+        return
+    if speed_of_threads() < CROWDED:
+        session.progress.say(
+            f"other processes use the cores: {num_threads} threads are slower than one now, often"
+            " several times. Wait until the cores are free, or stop this run and go on with one:"
+            f" ragen-apo train --run-dir {session.run.path} --resume --machine.num_threads 1"
+        )
 
 
 def _plan_memory(session: Session, policy: LanguageModel) -> None:
