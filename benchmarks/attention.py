@@ -1,13 +1,14 @@
 """Attention over whole rows in bfloat16 on a CPU: PyTorch's fused kernel against ours.
 
-    python -m benchmarks.attention [--passes] [--threads 1] [--suffix _amx]
+    python -m benchmarks.attention [--passes | --gradients] [--threads 1] [--suffix _amx]
 
 Two rows of heads as wide as those of the small models, forwards as scoring does it and forwards and
 backwards as training does. `--passes` measures scoring and training passes of the small model of
-configs/webshop_small.yaml in place of attention alone. Times are processor seconds of the fastest
-of several repeats, so other work on the machine matters little; errors are relative to the same
-formula in float64, largest of output and gradients. The suffix names the page of another kind of
-processor.
+configs/webshop_small.yaml in place of attention alone. `--gradients`, for processors with AMX,
+compares the fused kernel's gradients in bfloat16 with those in float32 on short rows. Times are
+processor seconds of the fastest of several repeats, so other work on the machine matters little;
+errors are relative to the same formula in float64, largest of output and gradients. The suffix
+names the page of another kind of processor.
 """
 
 from __future__ import annotations
@@ -36,6 +37,13 @@ under autocast. The fused kernel gets all three in bfloat16, as transformers cal
 above 1 are in favour of ours."""
 SHAPES = [(length, heads, 192 // heads) for length in (512, 1024, 2048) for heads in (4, 6)]
 ROWS = 2
+SHORT_SHAPES = [
+    (length, heads, width)
+    for heads, width in ((4, 32), (9, 64), (4, 128))
+    for length in (64, 96, 128, 192, 256, 384, 512, 1024)
+]
+TOKENS = 3_072
+"""Of all rows in a pass over short ones."""
 PASSES = ((8, 512), (4, 1024), (2, 1800), (2, 2700))
 """Rows and tokens."""
 
@@ -100,6 +108,52 @@ def row(length: int, heads: int, width: int, *, repeats: int) -> list[object]:
     ]
 
 
+def gradients_row(length: int, heads: int, width: int, *, repeats: int) -> list[object]:
+    """One line of the table of short rows: forwards and backwards."""
+    torch.manual_seed(0)
+    rows = TOKENS // length
+    inputs = [torch.randn(rows, heads, length, width).bfloat16().requires_grad_() for _ in range(3)]
+    weight = torch.randn(rows, length, heads, width)
+    doubles = [tensor.detach().double().requires_grad_() for tensor in inputs]
+    exact = both_ways(fused, doubles, weight)
+
+    def ours(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return attention.exact_backwards(query, key, value, scaling=None).transpose(1, 2)
+
+    times: list[float] = []
+    errors: list[float] = []
+    for function in (fused, ours):
+        times.append(seconds(lambda f=function: both_ways(f, inputs, weight), repeats=repeats))
+        found = zip(both_ways(function, inputs, weight), exact, strict=True)
+        errors.append(max(((a.double() - b).norm() / b.norm()).item() for a, b in found))
+    is_short = length * width <= attention.NUMBERS_OF_SHORT_HEADS
+    return [
+        f"{rows} rows of {length} tokens, {heads} heads of {width}",
+        *(f"{1000 * time:.1f}" for time in times),
+        f"{times[0] / times[1]:.2f}",
+        *(f"{error:.4f}" for error in errors),
+        "float32" if is_short else "bfloat16",
+    ]
+
+
+def gradients(*, repeats: int, suffix: str) -> None:
+    """The table of short rows."""
+    write_page(
+        "attention",
+        title="Gradients of attention on short rows, in bfloat16 and in float32",
+        notes="PyTorch's fused kernel for CPUs, forwards in bfloat16, backwards in one format or "
+        "the other, casts included. A ratio above 1 is in favour of float32. The last column is "
+        "what training takes where the processor has AMX.",
+        header=[
+            "shape",
+            *("ms: bfloat16", "float32", "ratio"),
+            *("error: bfloat16", "float32", "taken"),
+        ],
+        rows=[gradients_row(*shape, repeats=repeats) for shape in SHORT_SHAPES],
+        suffix=f"_gradients{suffix}",
+    )
+
+
 def passes_row(model: LanguageModel, rows: int, length: int, *, repeats: int) -> list[object]:
     """One line of the table of passes; blocks and fused kernel take turns."""
     draws = torch.Generator().manual_seed(0)
@@ -153,11 +207,16 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--suffix", default="")
-    parser.add_argument("--passes", action="store_true")
+    pages = parser.add_mutually_exclusive_group()
+    pages.add_argument("--passes", action="store_true")
+    pages.add_argument("--gradients", action="store_true")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     if arguments.passes:
         passes(repeats=arguments.repeats, suffix=arguments.suffix)
+        return
+    if arguments.gradients:
+        gradients(repeats=arguments.repeats, suffix=arguments.suffix)
         return
     write_page(
         "attention",

@@ -7,7 +7,8 @@
 - one new token a row, on a CPU: two matrix products (`_of_one_token`);
 - whole rows in mixed precision, on a CPU: by blocks of queries (`in_blocks`);
 - everything else, and everything on CPUs with matrix units for bfloat16 (AMX), where PyTorch's
-  kernel is faster: PyTorch's kernel.
+  kernel is faster: PyTorch's kernel. There, short rows that are trained on get its gradients in
+  float32 (`exact_backwards`).
 
 Further axes (`ragen_apo.types` has the others): A attention heads, D width of a head.
 """
@@ -31,6 +32,8 @@ from ragen_apo.policy.precision import processor_has
 ATTENTION = "ragen_apo"
 """The name by which transformers knows `attend`."""
 QUERIES_PER_BLOCK = 128
+NUMBERS_OF_SHORT_HEADS = 2**14
+"""Tokens times numbers of a head, up to which float32 gradients are the faster ones."""
 
 
 def whole_rows(device: torch.device) -> dict[str, Any]:
@@ -182,9 +185,61 @@ def attend(
                 return in_blocks(query, key, value, scaling=factor), None
         elif query.shape[2] == 1 and attention_mask.is_floating_point():
             return _of_one_token(query, key, value, attention_mask, scaling=factor), None
+    if is_plain and attention_mask is None and is_slow_backwards(query, key, value):
+        repeats = query.shape[1] // key.shape[1]
+        attended = exact_backwards(
+            query, repeat_kv(key, repeats), repeat_kv(value, repeats), scaling=scaling
+        )
+        return attended.transpose(1, 2), None
     return sdpa_attention_forward(
         module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
     )
+
+
+def is_slow_backwards(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Whether the fused kernel's gradients in bfloat16 take longer than in float32 on this CPU.
+
+    They do for short rows where there are matrix units: 3 to 4 times for 64 to 128 tokens of 32
+    numbers a head. `benchmarks/results/attention_gradients.md` has the times behind the limit.
+    """
+    return (
+        torch.is_grad_enabled()
+        and query.device.type == "cpu"
+        and has_matrix_units()
+        and value.dtype == torch.bfloat16
+        and query.shape[2] == key.shape[2]
+        and query.shape[2] * query.shape[3] <= NUMBERS_OF_SHORT_HEADS
+    )
+
+
+def exact_backwards(query: Tensor, key: Tensor, value: Tensor, *, scaling: float | None) -> Tensor:
+    """Causal attention [R, A, T, D] on a CPU in the format of the values; gradients in float32."""
+    attended: Tensor = _GradientsInFloat32.apply(
+        query.to(value.dtype), key.to(value.dtype), value, scaling
+    )
+    return attended
+
+
+class _GradientsInFloat32(torch.autograd.Function):
+    """PyTorch's kernel for CPUs, once forwards and once backwards."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Any:
+        attended, log_sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            query, key, value, 0.0, True, scale=scaling
+        )
+        ctx.save_for_backward(query, key, value, attended, log_sums)
+        ctx.scaling = scaling
+        return attended
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        *numbers, log_sums = ctx.saved_tensors
+        exact = [each.float() for each in (*gradients, *numbers)]
+        found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            *exact, log_sums, 0.0, True, scale=ctx.scaling
+        )
+        return *(each.to(numbers[0].dtype) for each in found), None
 
 
 def keeps_attention_weights(device: torch.device, autocast: torch.dtype | None) -> bool:
