@@ -10,6 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from ragen_apo import files
 from ragen_apo.errors import RunDirectoryError
@@ -73,6 +75,24 @@ class TestDirectories:
             assert not target.exists()
         assert (target / "inner" / "weights").read_text() == "w"
         assert names(target.parent) == ["step-1"]
+
+    @pytest.mark.parametrize("umask", [0o002, 0o022, 0o077])
+    def test_who_may_read_the_folder_may_read_its_files(self, umask: int, tmp_path: Path) -> None:
+        """safetensors gives a file to its owner alone, whatever the umask says."""
+        target, before = tmp_path / "folder", os.umask(umask)
+        try:
+            with directory_written_atomically(target) as partial:
+                save_file({"w": torch.zeros(1)}, partial / "model.safetensors")
+                (partial / "inner").mkdir()
+                (partial / "inner" / "own.txt").touch(mode=0o600)
+        finally:
+            os.umask(before)
+        modes = {path.name: path.stat().st_mode & 0o777 for path in target.rglob("*")}
+        assert modes == {
+            "model.safetensors": 0o666 & ~umask,
+            "inner": 0o777 & ~umask,
+            "own.txt": 0o666 & ~umask,
+        }
 
     def test_an_existing_one_is_replaced_as_a_whole(self, tmp_path: Path) -> None:
         target = tmp_path / "step-1"

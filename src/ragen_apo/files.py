@@ -109,8 +109,15 @@ def directory_written_atomically(path: Path) -> Iterator[Path]:
 
 
 def replace_directory(path: Path, made: Path) -> None:
-    """Flushes the directory `made` to disk and renames it to `path`; what was there is removed."""
+    """Flushes the directory `made` to disk and renames it to `path`; what was there is removed.
+
+    Whoever may read the directory may read its files: safetensors makes them the owner's alone.
+    """
+    mode = made.stat().st_mode & 0o666  # as the umask, or the disk, has made it
     for file in sorted(made.rglob("*")):
+        facts = file.lstat()
+        if stat.S_ISREG(facts.st_mode) and stat.S_IMODE(facts.st_mode) != mode:
+            file.chmod(mode)
         sync_to_disk(file)
     sync_to_disk(made)
     if path.exists() or path.is_symlink():
