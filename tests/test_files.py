@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import torch
@@ -64,6 +65,28 @@ def test_a_value_that_is_not_json_leaves_the_old_file(tmp_path: Path) -> None:
     with pytest.raises(TypeError):
         write_json_atomically(target, object())
     assert target.read_text() == "1\n"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs the full device of Linux")
+def test_a_row_for_which_the_disk_has_no_room_names_its_file() -> None:
+    with pytest.raises(OSError, match="No space left on device: '/dev/full'"):
+        append_json_line(Path("/dev/full"), {"step": 1})
+
+
+@pytest.mark.parametrize("name", ["write_bytes", "fsync"])
+def test_a_file_for_which_the_disk_has_no_room_is_named(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A write or a flush that fails does not say of which file."""
+
+    def refused(*_: object) -> NoReturn:
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    monkeypatch.setattr(Path if name == "write_bytes" else os, name, refused)
+    with pytest.raises(OSError, match="value.json") as raised:
+        write_text_atomically(tmp_path / "value.json", "new")
+    assert raised.value.errno == errno.EDQUOT
+    assert names(tmp_path) == []
 
 
 class TestDirectories:
