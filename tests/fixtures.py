@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from itertools import takewhile
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 import hypothesis
 import pytest
@@ -216,6 +216,17 @@ def few_random_features(monkeypatch: pytest.MonkeyPatch) -> None:
     from ragen_apo.values import regression
 
     monkeypatch.setattr(regression, "NUM_FEATURES", 256)
+
+
+@pytest.fixture
+def homeless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The user has no home directory and no name, as in `docker run --user 12345`."""
+
+    def unknown(uid: int) -> NoReturn:
+        raise KeyError(f"getpwuid(): uid not found: {uid}")
+
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr("pwd.getpwuid", unknown)
 
 
 @pytest.fixture

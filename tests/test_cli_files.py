@@ -12,6 +12,8 @@ import pytest
 from ragen_apo.files import write_checksums
 from tests.command_line import Command, assert_one_line
 
+PARTIAL = ".partial-0123abcd"
+
 # What the operating system refuses
 
 
@@ -30,6 +32,35 @@ def test_whatever_the_system_refuses_is_one_line_with_path_and_reason(
     monkeypatch.setattr("ragen_apo.report.write.write_bytes_atomically", refused)
     result = command("report", run)
     assert_one_line(result, run / "report" / "summary.csv", os.strerror(number))
+
+
+@pytest.mark.parametrize("owner", ["this user", "root", "a number without a name"])
+def test_a_path_of_somebody_else_is_named_with_its_owner(
+    owner: str, command: Command, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(path: Path, *_: Any, **__: Any) -> NoReturn:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path) + PARTIAL)
+
+    def unknown(_: Path) -> NoReturn:
+        raise KeyError("getpwuid(): uid not found")
+
+    monkeypatch.setattr(
+        "ragen_apo.report.write.report_files", lambda *_, **__: {"summary.csv": b""}
+    )
+    monkeypatch.setattr("ragen_apo.report.write.write_bytes_atomically", refused)
+    if owner != "this user":
+        monkeypatch.setattr(os, "geteuid", lambda: 4711)
+        name = (lambda _: owner) if owner == "root" else unknown
+        monkeypatch.setattr(Path, "owner", name)
+    result = command("report", run)
+    path = run / "report" / "summary.csv"
+    expected = {
+        "this user": "Expected a path that can be read and written",
+        "root": f"{run / 'report'} belongs to user root. Ask",
+        "a number without a name": f"{run / 'report'} belongs to user {os.getuid()}. Ask",
+    }[owner]
+    assert_one_line(result, f"error: {path}: Permission denied", expected)
+    assert PARTIAL not in result.err
 
 
 def test_a_run_below_a_file_or_a_dangling_link_or_with_a_name_of_256_characters(

@@ -8,8 +8,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from ragen_apo import files
 from ragen_apo.errors import RunDirectoryError
@@ -64,6 +67,28 @@ def test_a_value_that_is_not_json_leaves_the_old_file(tmp_path: Path) -> None:
     assert target.read_text() == "1\n"
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs the full device of Linux")
+def test_a_row_for_which_the_disk_has_no_room_names_its_file() -> None:
+    with pytest.raises(OSError, match="No space left on device: '/dev/full'"):
+        append_json_line(Path("/dev/full"), {"step": 1})
+
+
+@pytest.mark.parametrize("name", ["write_bytes", "fsync"])
+def test_a_file_for_which_the_disk_has_no_room_is_named(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A write or a flush that fails does not say of which file."""
+
+    def refused(*_: object) -> NoReturn:
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    monkeypatch.setattr(Path if name == "write_bytes" else os, name, refused)
+    with pytest.raises(OSError, match="value.json") as raised:
+        write_text_atomically(tmp_path / "value.json", "new")
+    assert raised.value.errno == errno.EDQUOT
+    assert names(tmp_path) == []
+
+
 class TestDirectories:
     def test_one_appears_with_all_its_files(self, tmp_path: Path) -> None:
         target = tmp_path / "runs" / "step-1"
@@ -73,6 +98,24 @@ class TestDirectories:
             assert not target.exists()
         assert (target / "inner" / "weights").read_text() == "w"
         assert names(target.parent) == ["step-1"]
+
+    @pytest.mark.parametrize("umask", [0o002, 0o022, 0o077])
+    def test_who_may_read_the_folder_may_read_its_files(self, umask: int, tmp_path: Path) -> None:
+        """safetensors gives a file to its owner alone, whatever the umask says."""
+        target, before = tmp_path / "folder", os.umask(umask)
+        try:
+            with directory_written_atomically(target) as partial:
+                save_file({"w": torch.zeros(1)}, partial / "model.safetensors")
+                (partial / "inner").mkdir()
+                (partial / "inner" / "own.txt").touch(mode=0o600)
+        finally:
+            os.umask(before)
+        modes = {path.name: path.stat().st_mode & 0o777 for path in target.rglob("*")}
+        assert modes == {
+            "model.safetensors": 0o666 & ~umask,
+            "inner": 0o777 & ~umask,
+            "own.txt": 0o666 & ~umask,
+        }
 
     def test_an_existing_one_is_replaced_as_a_whole(self, tmp_path: Path) -> None:
         target = tmp_path / "step-1"

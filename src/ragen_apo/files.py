@@ -57,11 +57,23 @@ def require_regular_file(path: Path) -> None:
         raise OSError(errno.EINVAL, "it is a pipe or a device", str(path))
 
 
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Errors inside name the path: of a write or a flush that fails the system does not say it."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None or error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
 def sync_to_disk(path: Path) -> None:
     """Asks the operating system to put a file or a directory entry on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        with _naming(path):
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
@@ -76,7 +88,8 @@ def write_bytes_atomically(path: Path, content: bytes) -> None:
     make_directory(path.parent)
     partial = partial_path(path)
     try:
-        partial.write_bytes(content)
+        with _naming(path):
+            partial.write_bytes(content)
         sync_to_disk(partial)
         partial.replace(path)
     except BaseException:
@@ -109,8 +122,15 @@ def directory_written_atomically(path: Path) -> Iterator[Path]:
 
 
 def replace_directory(path: Path, made: Path) -> None:
-    """Flushes the directory `made` to disk and renames it to `path`; what was there is removed."""
+    """Flushes the directory `made` to disk and renames it to `path`; what was there is removed.
+
+    Whoever may read the directory may read its files: safetensors makes them the owner's alone.
+    """
+    mode = made.stat().st_mode & 0o666  # as the umask, or the disk, has made it
     for file in sorted(made.rglob("*")):
+        facts = file.lstat()
+        if stat.S_ISREG(facts.st_mode) and stat.S_IMODE(facts.st_mode) != mode:
+            file.chmod(mode)
         sync_to_disk(file)
     sync_to_disk(made)
     if path.exists() or path.is_symlink():
@@ -333,8 +353,9 @@ def read_json(path: Path, kind: TypeAdapter[Record], *, advice: str) -> Record:
 
 def append_json_line(path: Path, row: Mapping[str, Any]) -> None:
     """Appends one JSON object as a line and flushes it."""
-    with path.open("a", encoding="utf-8") as stream:
-        stream.write(json.dumps(dict(row), sort_keys=True) + "\n")
+    line = json.dumps(dict(row), sort_keys=True) + "\n"
+    with _naming(path), path.open("a", encoding="utf-8") as stream:
+        stream.write(line)
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:

@@ -86,6 +86,14 @@ def test_a_home_directory_is_left_out_only_where_a_path_begins_with_it(
     assert f"path: {' '.join(expected)}\n" in model_card(load_run(directory))
 
 
+@pytest.mark.usefixtures("homeless")
+def test_a_user_without_a_home_directory_has_a_card(build_run: Callable[..., Path]) -> None:
+    directory = build_run()
+    config = directory / "config.yaml"
+    config.write_text(f"{config.read_text().rstrip()}\n  path: /data/~/mine\n")
+    assert "path: /data/~/mine\n" in model_card(load_run(directory))
+
+
 def test_the_card_says_how_the_model_answers(build_run: Callable[..., Path]) -> None:
     directory = build_run()
     assert "with `<think>...</think><answer>one action</answer>`." in model_card(

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import os
 import sqlite3
 import subprocess
 import sys
@@ -56,6 +57,16 @@ def connections(monkeypatch):
 def store(path):
     with ValueStore(path) as store:
         yield store
+
+
+@pytest.mark.parametrize("umask", [0o002, 0o077])
+def test_the_umask_says_who_may_write_to_a_new_store(path, umask):
+    before = os.umask(umask)
+    try:
+        ValueStore(path).close()
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == 0o666 & ~umask
 
 
 def test_a_stored_trajectory_comes_back_equal_after_reopening(path, conditions):

@@ -20,6 +20,7 @@ import os
 import signal
 import sys
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from cyclopts import CycloptsError
@@ -117,10 +118,31 @@ def _problem_of_a_file(error: OSError) -> str:
         return f"the disk is full: {error}. What was saved is whole; free space and --resume."
     if error.filename is None:
         return f"the system refused: {error}."
+    from ragen_apo.files import PARTIAL_MARK
+
+    path = Path(str(error.filename).split(PARTIAL_MARK)[0])
+    if isinstance(error, PermissionError) and (theirs := _of_somebody_else(path)):
+        return (
+            f"{path}: {error.strerror}: {theirs}. Ask for the permission, give another path, or "
+            "work on a copy of your own (`cp -r`). What was saved before is whole."
+        )
     return (
-        f"{error.filename}: {error.strerror}. Expected a path that can be read and written; mend "
-        "it or give another one. What was saved before is whole."
+        f"{path}: {error.strerror}. Expected a path that can be read and written; mend it or give "
+        "another one. What was saved before is whole."
     )
+
+
+def _of_somebody_else(path: Path) -> str:
+    """Whose the file is, or the folder that it is to be in; nothing where it is this user's."""
+    for place in (path, *path.absolute().parents):
+        with contextlib.suppress(OSError):  # not there, or hidden by a folder above
+            owner = place.lstat().st_uid
+            if owner == os.geteuid():
+                return ""
+            with contextlib.suppress(KeyError):  # a number without a name
+                owner = place.owner()
+            return f"{'it' if place == path else place} belongs to user {owner}"
+    return ""
 
 
 def _own_name() -> str:

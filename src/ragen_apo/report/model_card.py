@@ -7,6 +7,7 @@ the report.
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -130,7 +131,7 @@ def _response_form(run: RunData) -> str:
 
 def _without_home(text: str) -> str:
     """The card may be public: paths below the home directory do not say whose it is."""
-    home = Path.home()
-    if home == Path(home.anchor):  # of a user without one, every path is below it
+    home = Path(os.path.expanduser("~"))  # Path.home raises where the user has none
+    if home in (Path("~"), Path(home.anchor)):  # every path is below a root
         return text
     return re.sub(rf"(?<!\w){re.escape(str(home))}(?![\w.-])", "~", text)

@@ -86,6 +86,8 @@ class ValueStore:
             )
         with self._translated_errors("open"):
             self.path.parent.mkdir(parents=True, exist_ok=True)
+            if not self.path.exists():
+                self.path.touch()  # SQLite would take the group's right to write, against the umask
             self._connection = sqlite3.connect(
                 self.path, timeout=BUSY_TIMEOUT_SECONDS, isolation_level=None
             )

@@ -158,6 +158,12 @@ def test_options_that_do_not_fit_are_errors_in_words(options: dict[str, Any], me
         make_environment("questions", options)
 
 
+@pytest.mark.usefixtures("homeless")
+def test_a_path_below_a_home_directory_that_is_not_there_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"environment.data: got '~/own.jsonl', which cannot"):
+        make_environment("questions", {"data": "~/own.jsonl"})
+
+
 def test_a_source_that_is_null_is_none(tmp_path: Path) -> None:
     path = write_rows(tmp_path / "own.jsonl", [question(number) for number in range(30)])
     of_file = make_environment("questions", {"data": str(path), "dataset": None, "subset": None})

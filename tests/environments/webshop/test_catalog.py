@@ -338,6 +338,19 @@ def test_a_store_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         open_catalog("generated:5", store=tmp_path / "file" / "store")
 
 
+@pytest.mark.usefixtures("homeless")
+def test_a_user_without_a_home_directory_is_told_to_name_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAGEN_APO_DATA", raising=False)
+    monkeypatch.delenv("XDG_DATA_HOME", raising=False)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(EnvironmentDataError, match=r"no home directory .* Set RAGEN_APO_DATA"):
+        open_catalog("generated:5")
+    assert open_catalog("generated:5", store=tmp_path / "store").num_products == 5
+    assert [path.name for path in tmp_path.iterdir()] == ["store"]
+
+
 def test_auto_takes_downloaded_data_and_else_the_generated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,7 +1,10 @@
 """Which runs of a folder are found, and which paths are read."""
 
+import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,7 +12,7 @@ from ragen_apo.errors import RunDirectoryError
 from ragen_apo.files import locked
 from ragen_apo.web.view.folder import ITSELF, open_folder
 from ragen_apo.web.view.state import RunState, is_locked, state_of
-from tests.web.view_runs import client, some_episodes, write_run
+from tests.web.view_runs import client, get, some_episodes, write_run
 
 
 def test_runs_are_found_below_the_folder_and_not_inside_each_other(tmp_path: Path) -> None:
@@ -35,6 +38,59 @@ def test_a_run_may_be_the_folder_itself(tmp_path: Path) -> None:
 def test_what_is_no_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RunDirectoryError, match="is not a folder"):
         open_folder(tmp_path / "nothing")
+
+
+@pytest.fixture
+def closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run that nobody else may look into, whoever runs the tests (root may look everywhere)."""
+    path = write_run(tmp_path / "of-another", some_episodes(1))
+
+    def guarded(name: str) -> Callable[..., Any]:
+        original = getattr(os, name)
+
+        def call(place: Any, *arguments: Any, **options: Any) -> Any:
+            if not isinstance(place, int) and path in Path(place).parents:
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(place))
+            return original(place, *arguments, **options)
+
+        return call
+
+    for name in ("stat", "open"):
+        monkeypatch.setattr(os, name, guarded(name))
+    return path
+
+
+def test_a_run_that_others_may_not_read_hides_no_other_run(closed: Path) -> None:
+    write_run(closed.parent / "mine", some_episodes(1))
+    pages = client(closed.parent)
+    assert "mine" in get(pages, "/") and "mine" in get(pages, "/compare")
+    assert pages.get("/run", params={"run": closed.name}).status_code == 404
+
+
+def test_a_run_of_which_others_may_read_a_part_hides_no_other_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = write_run(tmp_path / "of-another", some_episodes(1))
+    write_run(tmp_path / "mine", some_episodes(1))
+    original = Path.exists
+
+    def exists(path: Path, **options: Any) -> bool:
+        if run / "evaluation" in path.parents:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return original(path, **options)
+
+    monkeypatch.setattr(Path, "exists", exists)
+    pages = client(tmp_path)
+    assert "evaluation/results.json" in (listed := get(pages, "/")) and "mine" in listed
+    get(pages, "/compare")
+
+
+def test_a_folder_that_may_not_be_read_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(RunDirectoryError, match=r"may not read .*chmod -R a\+rX"):
+        open_folder(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The options of the environment `questions`, for each source of questions."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
@@ -66,7 +67,7 @@ class FileOptions(_Divided):
     def paths(self) -> Mapping[str, Path]:
         """The one file or both, by the option that names it."""
         named = {"data": self.data, "test_data": self.test_data}
-        return {option: Path(path).expanduser() for option, path in named.items() if path}
+        return {option: Path(os.path.expanduser(path)) for option, path in named.items() if path}
 
     @property
     def source(self) -> str:

@@ -8,6 +8,7 @@ when it is opened. Opened catalogues are kept weakly: all environments of a proc
 The folder is `$RAGEN_APO_DATA/webshop/prepared/<hash>`, or lies under the user's data folder.
 """
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -54,9 +55,21 @@ _OPEN_CATALOGS: "weakref.WeakValueDictionary[Path, Catalog]" = weakref.WeakValue
 
 
 def data_root() -> Path:
-    """The folder for data of this package: `$RAGEN_APO_DATA` or the user's data folder."""
-    chosen = os.environ.get("RAGEN_APO_DATA")
-    return Path(chosen) if chosen else user_data_path("ragen-apo", appauthor=False)
+    """The folder for data of this package: `$RAGEN_APO_DATA` or the user's data folder.
+
+    Raises EnvironmentDataError for a user without a home directory, as in a container that has no
+    such user.
+    """
+    if chosen := os.environ.get("RAGEN_APO_DATA"):
+        return Path(chosen)
+    with contextlib.suppress(RuntimeError):
+        # Some versions raise, others name a folder `~` in the current directory.
+        if (folder := user_data_path("ragen-apo", appauthor=False)).is_absolute():
+            return folder
+    raise EnvironmentDataError(
+        "there is no folder for data: this user has no home directory (HOME). Set RAGEN_APO_DATA "
+        "to a folder that can be written"
+    )
 
 
 def real_data_folder(size: str) -> Path:

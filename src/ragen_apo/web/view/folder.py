@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,9 +63,14 @@ class RunsFolder:
 
 
 def open_folder(path: Path) -> RunsFolder:
-    """Raises RunDirectoryError for what is no folder."""
+    """Raises RunDirectoryError for what is no folder, or one that this user may not read."""
     if not path.is_dir():
         raise RunDirectoryError(f"{path} is not a folder; give one that holds runs, or a run")
+    if not os.access(path, os.R_OK | os.X_OK):
+        raise RunDirectoryError(
+            f"this user may not read the folder {path}; its owner lets others in with `chmod -R "
+            f"a+rX {shlex.quote(str(path))}`"
+        )
     return RunsFolder(path.resolve())
 
 
@@ -88,12 +94,12 @@ def _is_run(path: Path) -> bool:
 
 
 def _runs_below(folder: Path, name: str, depth: int) -> Iterator[str]:
-    if _is_run(folder):
-        yield name or ITSELF
-        return
-    if depth == 0:
-        return
     try:
+        if _is_run(folder):
+            yield name or ITSELF
+            return
+        if depth == 0:
+            return
         with os.scandir(folder) as entries:
             folders = [each.name for each in entries if each.is_dir(follow_symlinks=False)]
     except OSError:  # not ours to read

@@ -6,6 +6,7 @@ server that runs for weeks over many runs stays small. For any number of threads
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -120,7 +121,7 @@ class Site:
     def sources(self, name: str) -> list[str]:
         """Which episodes the run has: of its evaluation, of training."""
         run = self.folder.run(name)
-        return [source for source, file in FILES.items() if getattr(run, file).exists()]
+        return [source for source, file in FILES.items() if os.path.exists(getattr(run, file))]
 
     def index(
         self, name: str, source: str, *, num_episodes: int | None = None

@@ -30,9 +30,9 @@ def state_of(run: RunDirectory) -> RunState:
     """The state now."""
     if is_locked(run.lock):
         return RunState.RUNNING
-    if run.results.exists():
+    if os.path.exists(run.results):  # not Path.exists, which raises where we may not look
         return RunState.EVALUATED
-    if run.policy.exists():
+    if os.path.exists(run.policy):
         return RunState.TRAINED
     is_fresh = time.time() - last_change(run) < FRESH_SECONDS
     return RunState.RUNNING if is_fresh else RunState.STOPPED
