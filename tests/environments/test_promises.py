@@ -495,7 +495,24 @@ def test_environments_that_share_what_they_change_are_found_in_threads() -> None
         episodes_in_threads_are_as_one_by_one(SharesTheLake)
 
 
-def test_the_table_has_means_over_the_first_tasks() -> None:
+def test_the_table_has_means_over_tasks_of_every_kind_where_one_comes_after_another() -> None:
+    played: list[Task] = []
+
+    class Plays(Wrapped):
+        def reset(self, task: Task, *, seed: int) -> tuple[str, dict[str, Any]]:
+            played.append(task)
+            return super().reset(task, seed=seed)
+
+    environment = Plays()
+    tasks = environment.tasks("train")
+    policy_table(environment, num_tasks=3)
+    assert played[:3] == [tasks[0], tasks[2], tasks[5]]  # 8 / 3 apart
+    played.clear()
+    policy_table(environment, num_tasks=100)
+    assert played[:8] == list(tasks)
+
+
+def test_the_table_has_means_over_the_tasks() -> None:
     table = policy_table(lake(), num_tasks=8)
     assert table["oracle"].success_rate == 1.0
     assert table["oracle"].episode_return == 1.0

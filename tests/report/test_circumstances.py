@@ -64,6 +64,12 @@ def test_a_distillation_is_said_and_drawn(build_run: Callable[..., Path]) -> Non
     for text in (page(run, curves=[]), text_of_slides(run), failure_analysis(run)):
         assert sentence in text
     assert not any("imitated the reference" in each for each in key_sentences(plain))
+    assert not any("With that alone" in each for each in key_sentences(run))
+    baselines = {**plain.results["baselines"], "distilled": {"success_rate": 0.625}}
+    played = dataclasses.replace(run, results={**plain.results, "baselines": baselines})
+    sentence += " With that alone it solves 62.5%."
+    for text in (page(played, curves=[]), text_of_slides(played), failure_analysis(played)):
+        assert sentence in text
     (drawn,) = [rows for panel, rows in panels(run) if panel is DISTILLATION_PANEL]
     assert [row["step"] for row in drawn] == [1, 2, 3], "of the first reference alone"
     assert DISTILLATION_PANEL not in [panel for panel, _ in panels(plain)]

@@ -191,6 +191,29 @@ def test_distillation_says_where_chance_decides(overrides: list[str], number: in
     assert len(caveats(config, environment)) == number
 
 
+class OneKindAfterAnother(Lacking):
+    """Its test tasks are four red ones, four green ones, four blue ones and one white one."""
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        kinds = ["red"] * 4 + ["green"] * 4 + ["blue"] * 4 + ["white"]
+        task = super().tasks(split)[0]
+        return [replace(task, category=kind) for kind in kinds]
+
+
+def test_a_run_says_which_categories_its_evaluations_leave_out() -> None:
+    def said(*keys: str) -> list[str]:
+        return caveats(parse(*keys), OneKindAfterAnother())
+
+    never = "--training.eval_every=null"
+    (sentence,) = said(never, "--evaluation.num_episodes=8")
+    assert sentence.startswith("evaluation.num_episodes: the first 8 of the 13 tasks")
+    assert "none of the category blue, white, so" in sentence
+    assert "Raise it to 13" in sentence
+    (sentence,) = said("--training.eval_every=5", "--training.eval_episodes=2")
+    assert sentence.startswith("training.eval_episodes")
+    assert said(never, "--evaluation.num_episodes=9") == []  # chance leaves out a rare one, too
+
+
 def test_a_training_split_without_tasks_is_refused() -> None:
     assert "has no task in the split 'train'" in refusal(environment=Lacking(split="train"))
 

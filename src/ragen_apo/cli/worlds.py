@@ -96,7 +96,8 @@ def check(environment: str, *options: Overrides, num_tasks: Number = 50) -> int:
         environment: Name of an environment, built-in or from an installed package; path.py:function
             or module:function for one of your own.
         options: Options of the environment, such as `--max_turns 5`.
-        num_tasks: Training tasks that each scripted policy plays for the table.
+        num_tasks: Training tasks, from all over the split, that each scripted policy plays for the
+            table.
     """
     from functools import partial
 
@@ -118,7 +119,7 @@ def check(environment: str, *options: Overrides, num_tasks: Number = 50) -> int:
                 split = first_split(played)
                 table = policy_table(played, num_tasks=num_tasks)
         except ContractError as error:
-            found["scripted policies play the first training tasks"] = str(error)
+            found["scripted policies play the training tasks"] = str(error)
     for promise, problem in found.items():
         say(f"{'ok  ' if problem is None else 'NOT '} {promise}")
         if problem is not None:
@@ -126,7 +127,7 @@ def check(environment: str, *options: Overrides, num_tasks: Number = 50) -> int:
             say(f"       {indented}")
     if any(found.values()):
         return 1
-    print_policies(f"scripted policies on the first tasks of the split {split}", table)
+    print_policies(f"scripted policies on tasks from all over the split {split}", table)
     if split != "train":
         say("The split train has no task, so nothing can be trained here.")
     elif "teacher" not in table:

@@ -160,7 +160,10 @@ def episodes(make: Factory) -> Iterator[tuple[str, Episode]]:
 
 
 def _tasks(environment: TextEnvironment, number: int) -> Sequence[Task]:
-    return environment.tasks(first_split(environment))[:number]
+    """At most `number`, from all over the split: one kind of task may come after another."""
+    tasks = environment.tasks(first_split(environment))
+    number = min(number, len(tasks))
+    return [tasks[index * len(tasks) // number] for index in range(number)]
 
 
 def first_split(environment: TextEnvironment) -> str:
@@ -596,7 +599,10 @@ class PolicyResult(NamedTuple):
 
 
 def policy_table(environment: TextEnvironment, *, num_tasks: int) -> dict[str, PolicyResult]:
-    """Each scripted policy on the first training tasks; ContractError where one raises."""
+    """Each scripted policy on tasks from all over the training split.
+
+    Raises ContractError where one raises.
+    """
     tasks = _tasks(environment, num_tasks)
     limit = turn_limit(environment.properties)
     table = {}

@@ -20,7 +20,7 @@ from ragen_apo.config.section import as_section
 from ragen_apo.plural import counted
 from ragen_apo.report.api_model import cost, faults
 from ragen_apo.report.load import RunData, finite, mapping
-from ragen_apo.report.style import compact, one_line
+from ragen_apo.report.style import compact, one_line, percent
 
 
 def settings_of(run: RunData) -> AlgorithmConfig | None:
@@ -86,7 +86,7 @@ def origin(run: RunData) -> str | None:
 
 
 def distilled(run: RunData) -> str | None:
-    """That the policy imitated the reference's good episodes before Stage 2, if it did."""
+    """That the policy imitated the reference's good episodes before Stage 2, and what it solved."""
     updates = [
         row for row in run.distillation if row.get("reference_version") == 0 and "loss" in row
     ]
@@ -94,9 +94,12 @@ def distilled(run: RunData) -> str | None:
         return None
     beta = finite(run.option("distillation", "beta"))
     at = "" if beta is None else f" at beta {beta:g}"
+    outcome = mapping(mapping(run.results.get("baselines")).get("distilled"))
+    solved = finite(outcome.get("success_rate"))
+    so_far = "" if solved is None else f" With that alone it solves {percent(solved)}."
     return (
         "Before its first step the policy imitated the reference’s own good episodes "
-        f"(distillation{at}, {counted(len(updates), 'update')})."
+        f"(distillation{at}, {counted(len(updates), 'update')}).{so_far}"
     )
 
 

@@ -25,11 +25,15 @@ from ragen_apo.errors import ConfigError, EnvironmentFaultError
 from ragen_apo.policy.inference_server.configured import read_facts, servers_of
 from ragen_apo.policy.language_model import check_model, load_tokenizer
 from ragen_apo.policy.lora import require_peft
+from ragen_apo.printable import shortened
 from ragen_apo.stages.search import require_searchable
 from ragen_apo.task_order import missing_categories, training_tasks
 from ragen_apo.tracking.run_tracking import require_trackers
 from ragen_apo.values.regression import NUM_FOLDS
 from ragen_apo.values.store import ValueStore
+
+MENTIONED_SHARE = 0.1
+"""Of a split's tasks: if categories that no evaluation plays have more, a run says so."""
 
 
 def check_start(config: RunConfig) -> None:
@@ -205,13 +209,38 @@ def _check_chance(config: RunConfig, environment: HasTasks) -> None:
 
 def caveats(config: RunConfig, environment: HasTasks) -> list[str]:
     """What the run may do, and what its result is then not, a sentence each."""
-    if not config.distillation.enabled or environment.properties.deterministic:
-        return []
-    return [
-        f"distillation: the environment {config.environment.name!r} is stochastic, and an episode "
-        "that was lucky is imitated as if it were good, so that risks weigh too much; less so with "
-        "a larger distillation.beta (docs/algorithm.md)"
-    ]
+    found = _unplayed_categories(config, environment)
+    if config.distillation.enabled and not environment.properties.deterministic:
+        found.append(
+            f"distillation: the environment {config.environment.name!r} is stochastic, and an "
+            "episode that was lucky is imitated as if it were good, so that risks weigh too much; "
+            "less so with a larger distillation.beta (docs/algorithm.md)"
+        )
+    return found
+
+
+def _unplayed_categories(config: RunConfig, environment: HasTasks) -> list[str]:
+    """Evaluations play the first tasks of a split, and these may all be of one kind.
+
+    Rare categories, which a mixed order may leave out by chance, are not mentioned.
+    """
+    split, training = config.evaluation.split, config.training
+    tasks = tasks_of(environment, split)
+    sizes = {"evaluation.num_episodes": config.evaluation.num_episodes}
+    if training.eval_every is not None:
+        sizes["training.eval_episodes"] = training.eval_episodes
+    found = []
+    for key, size in sizes.items():
+        played = {task.category for task in tasks[:size]}
+        unplayed = [task.category for task in tasks if task.category not in played]
+        if len(unplayed) > MENTIONED_SHARE * len(tasks):
+            names = shortened(", ".join(sorted(set(unplayed))), 100)
+            found.append(
+                f"{key}: the first {size} of the {len(tasks)} tasks of the split {split!r} have "
+                f"none of the category {names}, so no result counts these. Raise it to "
+                f"{len(tasks)}, or let the environment list its tasks in a mixed order"
+            )
+    return found
 
 
 def _check_recordings(path: Path, environment: HasTasks) -> None:
