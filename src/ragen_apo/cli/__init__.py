@@ -125,8 +125,8 @@ def _lack_of_threads(error: BaseException | None) -> str:
             return (
                 "the system gives this user no further thread or process. `ulimit -u` is the limit "
                 "for all processes of the user together, each thread counted; `ulimit -v` may "
-                "leave no memory for one. End other processes or ask for a higher limit, and --resume; "
-                "fewer threads need RAYON_NUM_THREADS=1, OMP_NUM_THREADS=1 in the environment."
+                "leave no memory for one. End other processes or ask for a higher limit; a run "
+                "goes on with --resume."
             )
         error = error.__cause__ or error.__context__
     return ""
