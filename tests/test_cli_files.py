@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 import pytest
 
+from ragen_apo.errors import ModelError
 from ragen_apo.files import write_checksums
 from tests.command_line import Command, assert_one_line
 
@@ -32,6 +33,35 @@ def test_whatever_the_system_refuses_is_one_line_with_path_and_reason(
     monkeypatch.setattr("ragen_apo.report.write.write_bytes_atomically", refused)
     result = command("report", run)
     assert_one_line(result, run / "report" / "summary.csv", os.strerror(number))
+
+
+class PanicException(BaseException):
+    """As Rust raises it in Python."""
+
+
+@pytest.mark.parametrize(
+    "cause",
+    [
+        RuntimeError("can't start new thread"),
+        BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN)),
+        PanicException("The global thread pool has not been initialized.: ThreadPoolBuildError"),
+    ],
+)
+@pytest.mark.parametrize("is_told", [True, False])
+def test_a_limit_of_threads_is_one_line_with_its_name(
+    cause: BaseException,
+    is_told: bool,
+    command: Command,
+    run: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refused(*_: Any, **__: Any) -> NoReturn:
+        if is_told:
+            raise ModelError("no causal language model could be loaded") from cause
+        raise cause
+
+    monkeypatch.setattr("ragen_apo.report.write.report_files", refused)
+    assert_one_line(command("report", run), "no further thread or process. `ulimit -u`")
 
 
 @pytest.mark.parametrize("owner", ["this user", "root", "a number without a name"])

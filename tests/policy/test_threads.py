@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 
 from ragen_apo.config import resolved_yaml
 from ragen_apo.policy import threads
-from ragen_apo.policy.threads import speed_of_threads
+from ragen_apo.policy.threads import allowed_cores, speed_of_threads
 from ragen_apo.run_directory import create_run
 from ragen_apo.stages.pipeline import train
 from tests import factories
@@ -48,6 +49,7 @@ def test_a_run_says_how_to_go_on_with_one_thread(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("ragen_apo.stages.pipeline.speed_of_threads", lambda: speed)
+    monkeypatch.setattr("ragen_apo.stages.pipeline.allowed_cores", lambda: 8)
     said = factories.Sayings()
     config = factories.config(f"--machine.num_threads={num_threads}", "--warm_start.enabled=false")
     run = create_run(tmp_path / "run", config_yaml=resolved_yaml(config))
@@ -55,3 +57,18 @@ def test_a_run_says_how_to_go_on_with_one_thread(
         train(config, run, progress=said, until="reference")
     advice = f"ragen-apo train --run-dir {run.path} --resume --machine.num_threads 1"
     assert any(advice in line for line in said.lines) == is_said
+
+
+def test_a_run_that_may_use_one_core_says_so_without_measuring(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3}, raising=False)
+    assert allowed_cores() == 1
+    monkeypatch.setattr("ragen_apo.stages.pipeline.speed_of_threads", lambda: 1.8)
+    said = factories.Sayings()
+    config = factories.config("--machine.num_threads=2", "--warm_start.enabled=false")
+    run = create_run(tmp_path / "run", config_yaml=resolved_yaml(config))
+    with factories.threads_restored():
+        train(config, run, progress=said, until="reference")
+    [line] = [line for line in said.lines if "may use 1 core" in line]
+    assert line.endswith("--resume --machine.num_threads 1")

@@ -54,7 +54,7 @@ def main() -> None:
     except RanksError as error:  # it names a rank, or is what rank 0 has said
         _fail(str(error), status=2)
     except RagenApoError as error:
-        _fail(f"{_own_name()}{error}", status=2)
+        _fail(f"{_own_name()}{_lack_of_threads(error) or error}", status=2)
     except _Terminated:
         _fail(f"terminated. {_KEPT}", status=143)
     except KeyboardInterrupt:
@@ -64,7 +64,12 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except OSError as error:
-        _fail(f"{_own_name()}{_problem_of_a_file(error)}", status=2)
+        message = _lack_of_threads(error) or _problem_of_a_file(error)
+        _fail(f"{_own_name()}{message}", status=2)
+    except BaseException as error:  # a panic of Rust is no Exception
+        if not (message := _lack_of_threads(error)):
+            raise
+        _fail(f"{_own_name()}{message}", status=2)
     else:
         if isinstance(status, int):
             sys.exit(status)
@@ -110,6 +115,21 @@ def _without_exits(command: Callable[..., Any], *arguments: Any, **options: Any)
             f"code that is not ragen-apo's tried to end the process ({error!r:.80}), most likely "
             "that of the environment; run `ragen-apo check` on it"
         ) from error
+
+
+def _lack_of_threads(error: BaseException | None) -> str:
+    """What to do where the system gave no thread or process, as its cause says; else nothing."""
+    while error is not None:
+        is_refused = isinstance(error, OSError) and error.errno == errno.EAGAIN
+        if is_refused or "can't start new thread" in str(error) or "ThreadPoolBuild" in str(error):
+            return (
+                "the system gives this user no further thread or process. `ulimit -u` is the limit "
+                "for all processes of the user together, each thread counted; `ulimit -v` may "
+                "leave no memory for one. End other processes or ask for a higher limit; a run "
+                "goes on with --resume."
+            )
+        error = error.__cause__ or error.__context__
+    return ""
 
 
 def _problem_of_a_file(error: OSError) -> str:

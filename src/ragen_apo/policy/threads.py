@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 import torch
@@ -10,6 +11,12 @@ NUMBERS_PER_THREAD = 32_768
 """torch gives a thread no fewer."""
 CROWDED = 0.7
 """A speed of several threads at which one thread is better."""
+
+
+def allowed_cores() -> int:
+    """How many cores this process may use: fewer than there are under `taskset` or Slurm."""
+    affinity = getattr(os, "sched_getaffinity", None)  # not on macOS
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 def speed_of_threads(*, seconds: float = 0.1) -> float:

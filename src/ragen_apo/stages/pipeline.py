@@ -41,7 +41,7 @@ from ragen_apo.files import (
 )
 from ragen_apo.plural import counted
 from ragen_apo.policy.language_model import LanguageModel, build_small_model
-from ragen_apo.policy.threads import CROWDED, speed_of_threads
+from ragen_apo.policy.threads import CROWDED, allowed_cores, speed_of_threads
 from ragen_apo.policy.tokenizer import train_tokenizer
 from ragen_apo.progress import Progress
 from ragen_apo.run_directory import RunDirectory
@@ -253,12 +253,25 @@ def _say_whether_cores_are_crowded(session: Session) -> None:
     num_threads = torch.get_num_threads()
     if session.device.type != "cpu" or num_threads == 1:
         return
-    if speed_of_threads() < CROWDED:
-        session.progress.say(
-            f"other processes use the cores: {num_threads} threads are slower than one now, often"
-            " several times. Wait until the cores are free, or stop this run and go on with one:"
-            f" ragen-apo train --run-dir {session.run.path} --resume --machine.num_threads 1"
+    num_cores = allowed_cores()
+    if num_cores < num_threads:
+        why = (
+            f"this process may use {counted(num_cores, 'core')} (taskset, or a scheduler), and"
+            f" machine.num_threads is {num_threads}: threads wait for each other. Stop this run and"
         )
+    elif speed_of_threads() < CROWDED:
+        why = (
+            "other processes use the cores, or a container's limit of processor time is below"
+            f" {num_threads} cores: {num_threads} threads are slower than one now, often several"
+            " times. Wait until the cores are free, or stop this run and"
+        )
+    else:
+        return
+    better = num_cores if num_cores < num_threads else 1
+    session.progress.say(
+        f"{why} go on with {better}: ragen-apo train --run-dir {session.run.path} --resume"
+        f" --machine.num_threads {better}"
+    )
 
 
 def _plan_memory(session: Session, policy: LanguageModel) -> None:
