@@ -45,6 +45,7 @@ from ragen_apo.policy.packed_weights import num_packed_bytes
 from ragen_apo.policy.passes import decoder_layers
 from ragen_apo.policy.ragged_cache import MAX_SPARE_BYTES
 from ragen_apo.stages.disk import Sizes
+from ragen_apo.stages.memory_limits import memory_left
 
 _GIB = 2**30
 _LOGIT_TENSORS = 5
@@ -215,10 +216,11 @@ def _num_bytes(module: nn.Module) -> int:
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that this process can still get on its device."""
+    """Bytes that this process can still get on its device, within a container's limit."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    return psutil.virtual_memory().available
+    available, left = psutil.virtual_memory().available, memory_left()
+    return available if left is None else min(available, left)
 
 
 def _cache(policy: LanguageModel, training: TrainingConfig, agent: AgentConfig) -> int:
