@@ -415,7 +415,11 @@ def test_ctrl_c_says_what_is_kept_and_training_continues(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "status", "word"),
-    [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")],
+    [
+        (signal.SIGINT, 130, "interrupted"),
+        (signal.SIGTERM, 143, "terminated"),
+        (signal.SIGHUP, 129, "terminated"),
+    ],
 )
 def test_a_real_signal_ends_training_with_its_status(
     number: signal.Signals, status: int, word: str, config: Path, finished_run: Path, tmp_path: Path

@@ -8,8 +8,8 @@
     pages.py       view, serve
 
 What this package raises on purpose is shown as one message without a traceback, exit status 2. A
-run that is interrupted (Ctrl-C, exit status 130) or terminated (SIGTERM, 143) keeps its last
-checkpoint.
+run that is interrupted (Ctrl-C, exit status 130) or terminated (SIGTERM, 143, or SIGHUP, 129) keeps
+its last checkpoint.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def main() -> None:
         _fail(str(error), status=2)
     except RagenApoError as error:
         _fail(f"{_own_name()}{_lack_of_threads(error) or error}", status=2)
-    except _Terminated:
-        _fail(f"terminated. {_KEPT}", status=143)
+    except _Terminated as error:
+        _fail(f"terminated. {_KEPT}", status=error.status)
     except KeyboardInterrupt:
         _fail(f"interrupted. {_KEPT}", status=130)
     except BrokenPipeError:
@@ -76,32 +76,38 @@ def main() -> None:
 
 
 class _Terminated(KeyboardInterrupt):
-    """A SIGTERM has come, as from `docker stop` or a scheduler."""
+    """A signal has come that asks for the end, which ends the command as Ctrl-C does."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.status = 128 + number
 
 
 @contextlib.contextmanager
 def _terminable() -> Iterator[None]:
-    """Inside, the first SIGTERM ends the command as Ctrl-C does: what it has opened is closed.
+    """Inside, the first SIGTERM (`docker stop`, a scheduler) or SIGHUP (a closed session) ends the
+    command as Ctrl-C does: what it has opened is closed.
 
     Not where torchrun has started several processes: one that waits for the others does so in
-    torch, where no handler gets its turn. Not where SIGTERM is ignored or handled already, and only
-    the main thread may have handlers.
+    torch, where no handler gets its turn. Not a signal that is ignored, as after `nohup`, or has a
+    handler already. Only the main thread may have handlers.
     """
 
-    def terminate(*_: object) -> NoReturn:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        raise _Terminated
+    def terminate(number: int, _: object) -> NoReturn:
+        signal.signal(number, signal.SIG_DFL)
+        raise _Terminated(number)
 
-    is_taken = signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
-    is_main = threading.current_thread() is threading.main_thread()
-    if is_taken or not is_main or this_worker().size > 1:
-        yield
-        return
-    signal.signal(signal.SIGTERM, terminate)
+    numbers: list[int] = []
+    if threading.current_thread() is threading.main_thread() and this_worker().size == 1:
+        expected = (signal.SIGTERM, signal.SIGHUP)
+        numbers += [each for each in expected if signal.getsignal(each) is signal.SIG_DFL]
+    for number in numbers:
+        signal.signal(number, terminate)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _without_exits(command: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
