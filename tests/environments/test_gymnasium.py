@@ -176,7 +176,7 @@ def test_the_documented_random_baseline_plays_an_episode(
     (tmp_path / "guess_number.py").write_text(blocks[0], encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    names: dict = {}
+    names: dict = {"__file__": str(tmp_path / "block.py")}
     for block in blocks[1:]:
         if "trl" not in block:  # that one is for a GPU and a hub; test_trl.py trains with it
             exec(block, names)
