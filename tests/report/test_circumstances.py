@@ -144,3 +144,21 @@ def test_a_search_is_not_taken_for_the_policy(build_run: Callable[..., Path]) ->
     assert "points against the reference" in key_sentences(run)[0]
     (result,) = ModelCard(model_card(run)).data.eval_results or []
     assert result.metric_value == 0.5, "what the published model does by itself"
+
+
+def test_rollouts_far_below_greedy_play_are_said(build_run: Callable[..., Path]) -> None:
+    """A policy with 92% had been trained on rollouts of which 20% succeeded, and got worse."""
+    run = load_run(build_run())
+
+    def said(*, sampled: float, temperature: float = 0.0, **results: Any) -> list[str]:
+        rows = [{**row, "success_rate": sampled} for row in run.metrics[-3:]]
+        played = {"evaluation": {"split": "test", "temperature": temperature}}
+        now = {**run.results, "success_rate": 0.9, **played, **results}
+        changed = dataclasses.replace(run, metrics=rows, results=now)
+        return [each for each in key_sentences(changed) if "sampling.temperature" in each]
+
+    assert said(sampled=0.8) == []
+    (sentence,) = said(sampled=0.2)
+    assert sentence.startswith("Sampled rollouts solved 20.0% of their tasks in the last steps")
+    assert said(sampled=0.2, temperature=1.0) == []
+    assert said(sampled=0.2, search={"label": "the best of 8"}) == []

@@ -5,6 +5,8 @@ A sentence whose numbers are missing is left out.
 
 from __future__ import annotations
 
+from statistics import fmean
+
 from ragen_apo.report.algorithm import algorithm_of, circumstances, search_label
 from ragen_apo.report.api_model import api_model
 from ragen_apo.report.load import RunData, finite, mapping
@@ -26,6 +28,10 @@ from ragen_apo.report.tables import (
     method_rows,
     num_failures,
 )
+
+LAST_STEPS = 5
+FAR_APART = 0.2
+"""Between the success of rollouts and of greedy decoding: more than their tasks differ, mostly."""
 
 
 def headline(run: RunData) -> str:
@@ -57,8 +63,8 @@ def evaluated_tasks(run: RunData, number: int | None = None) -> str:
 
 
 def key_sentences(run: RunData) -> list[str]:
-    """The gain, what came before it, steps, full contexts, weakest category, most frequent failure
-    and time.
+    """The gain, what came before it, steps, sampled play, full contexts, weakest category, most
+    frequent failure and time.
 
     Also adapters, an early stop and that it was resumed. Each where it is known.
     """
@@ -66,6 +72,7 @@ def key_sentences(run: RunData) -> list[str]:
         _comparison(run),
         *circumstances(run),
         _steps(run),
+        _sampled_play(run),
         _full_contexts(run),
         _weakest_category(run),
         _most_frequent_failure(run),
@@ -141,6 +148,24 @@ def _steps(run: RunData) -> str | None:
     if run.trained and finite(reference.get("avg_steps")) is not None:
         sentence += f", {decimal(reference.get('avg_steps'))} before training"
     return f"{sentence}; average reward {decimal(run.results.get('avg_reward'))}."
+
+
+def _sampled_play(run: RunData) -> str | None:
+    """That training saw another player than the evaluation did, if the two are far apart."""
+    rates = [finite(row.get("success_rate")) for row in run.metrics[-LAST_STEPS:]]
+    sampled = [rate for rate in rates if rate is not None]
+    greedy = finite(run.results.get("success_rate"))
+    played = mapping(run.results.get("evaluation"))
+    is_greedy = played.get("temperature", run.option("evaluation", "temperature")) == 0
+    if not sampled or greedy is None or not is_greedy or search_label(run):
+        return None
+    if greedy - fmean(sampled) < FAR_APART:
+        return None
+    return (
+        f"Sampled rollouts solved {percent(fmean(sampled))} of their tasks in the last steps, "
+        f"greedy decoding solves {percent(greedy)}. If rollouts fail by single unlikely tokens, a "
+        "lower sampling.temperature helps."
+    )
 
 
 def _full_contexts(run: RunData) -> str | None:
