@@ -4,6 +4,7 @@ import errno
 import io
 import json
 import os
+import pty
 import re
 import shlex
 import shutil
@@ -437,6 +438,18 @@ def test_a_real_signal_ends_training_with_its_status(
     assert process.returncode == status, said
     assert f"{word}. Nothing that was saved is lost" in said
     assert "Traceback" not in said
+
+
+@pytest.mark.slow
+def test_a_terminal_that_is_gone_ends_a_command_with_its_status() -> None:
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execv(sys.executable, [sys.executable, "-m", "ragen_apo", "play", "shop", "--task", "0"])
+    said = b""
+    while b"TASK" not in said:
+        said += os.read(terminal, 1000)
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 128 + signal.SIGHUP
 
 
 @pytest.mark.parametrize("before", [signal.SIG_DFL, signal.SIG_IGN])

@@ -64,6 +64,26 @@ def test_a_limit_of_threads_is_one_line_with_its_name(
     assert_one_line(command("report", run), "no further thread or process. `ulimit -u`")
 
 
+def in_a_circle() -> Exception:
+    error = ValueError("a step failed")
+    error.__cause__ = RuntimeError("and again")
+    error.__cause__.__cause__ = error
+    return error
+
+
+@pytest.mark.parametrize(
+    "cause", [in_a_circle(), BlockingIOError(errno.EAGAIN, "write could not complete")]
+)
+def test_other_causes_are_not_taken_for_a_limit_of_threads(
+    cause: Exception, command: Command, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: Any, **__: Any) -> NoReturn:
+        raise ModelError("the model has no layers") from cause
+
+    monkeypatch.setattr("ragen_apo.report.write.report_files", refused)
+    assert_one_line(command("report", run), "the model has no layers")
+
+
 @pytest.mark.parametrize("owner", ["this user", "root", "a number without a name"])
 def test_a_path_of_somebody_else_is_named_with_its_owner(
     owner: str, command: Command, run: Path, monkeypatch: pytest.MonkeyPatch

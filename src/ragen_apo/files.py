@@ -129,8 +129,9 @@ def replace_directory(path: Path, made: Path) -> None:
     mode = made.stat().st_mode & 0o666  # as the umask, or the disk, has made it
     for file in sorted(made.rglob("*")):
         facts = file.lstat()
-        if stat.S_ISREG(facts.st_mode) and stat.S_IMODE(facts.st_mode) != mode:
-            file.chmod(mode)
+        if stat.S_ISREG(facts.st_mode) and mode & ~facts.st_mode:
+            with contextlib.suppress(OSError):  # not every disk can
+                file.chmod(stat.S_IMODE(facts.st_mode) | mode)
         sync_to_disk(file)
     sync_to_disk(made)
     if path.exists() or path.is_symlink():

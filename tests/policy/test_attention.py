@@ -78,13 +78,14 @@ def test_whole_rows_get_causal_attention_and_its_gradient(
     "case",
     [
         *("nothing", "float32", "bfloat16", "mask", "more keys", "dropout"),
-        *("matrix units", "matrix units and long rows", "matrix units and gradients"),
+        *("matrix units", "matrix units and long rows", "matrix units and two widths"),
+        *("matrix units and both ways", "matrix units and gradients"),
     ],
 )
 def test_anything_else_is_left_to_pytorch(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "sdpa_attention_forward", lambda *_, **__: "left to PyTorch")
     query, key, value = drawn(*[(1, 2, 6, 8)] * 3)
-    mask = None
+    module, mask = SimpleNamespace(is_causal=True), None
     if case == "float32":
         value = value.float()
     if case == "bfloat16":
@@ -93,13 +94,17 @@ def test_anything_else_is_left_to_pytorch(case: str, monkeypatch: pytest.MonkeyP
         mask = torch.zeros(1, 1, 6, 6)
     if case == "more keys":
         _, key, value = drawn(*[(1, 2, 9, 8)] * 3)
+    if "two widths" in case:
+        _, _, value = drawn(*[(1, 2, 6, 16)] * 3)
+    if "both ways" in case:
+        module.is_causal = False
     if "long rows" in case:
         query, key, value = drawn(*[(1, 2, attention.NUMBERS_OF_SHORT_HEADS // 8 + 1, 8)] * 3)
     if "matrix units" in case:
         monkeypatch.setattr(attention, "has_matrix_units", lambda: True)
     dropout = 0.1 if case == "dropout" else 0.0
     with torch.set_grad_enabled(case != "matrix units"):
-        answer = attend(None, query, key, value, mask, dropout=dropout)
+        answer = attend(module, query, key, value, mask, dropout=dropout)
     is_ours = case in ("nothing", "matrix units and gradients")
     assert (answer == "left to PyTorch") == (not is_ours)
 

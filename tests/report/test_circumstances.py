@@ -151,7 +151,7 @@ def test_rollouts_far_below_greedy_play_are_said(build_run: Callable[..., Path])
     run = load_run(build_run())
 
     def said(*, sampled: float, temperature: float = 0.0, **results: Any) -> list[str]:
-        rows = [{**row, "success_rate": sampled} for row in run.metrics[-3:]]
+        rows = [{**row, "success_rate": sampled} for row in run.metrics[-5:]]
         played = {"evaluation": {"split": "test", "temperature": temperature}}
         now = {**run.results, "success_rate": 0.9, **played, **results}
         changed = dataclasses.replace(run, metrics=rows, results=now)
@@ -159,6 +159,6 @@ def test_rollouts_far_below_greedy_play_are_said(build_run: Callable[..., Path])
 
     assert said(sampled=0.8) == []
     (sentence,) = said(sampled=0.2)
-    assert sentence.startswith("Sampled rollouts solved 20.0% of their tasks in the last steps")
+    assert sentence.startswith("Sampled rollouts solved 20.0% of training tasks in the last steps")
     assert said(sampled=0.2, temperature=1.0) == []
     assert said(sampled=0.2, search={"label": "the best of 8"}) == []

@@ -28,9 +28,10 @@ def group(folder: Path, version: int, limit: str, used: int, files: tuple[int, i
 @pytest.mark.parametrize("version", [1, 2])
 def test_the_nearest_limit_counts_and_files_count_as_free(version: int, tmp_path: Path) -> None:
     own, no_limit = tmp_path / "own", "max" if version == 2 else NONE_IN_V1
-    own.write_text("9:cpu,cpuacct:/x\n" + ("0::" if version == 2 else "4:memory:") + "/job/step\n")
+    line = "0::/job/step" if version == 2 else "4:hugetlb,memory:/job/step"
+    own.write_bytes(b"9:cpu,cpuacct:/\xff\n" + line.encode() + b"\n")
     groups = tmp_path / "groups"
-    top = groups if version == 2 else groups / "memory"
+    top = groups if version == 2 else groups / "hugetlb,memory"
     group(top / "job" / "step", version, no_limit, 300, (0, 0))
     group(top / "job", version, "1000", 700, (100, 50))
     if version == 1:

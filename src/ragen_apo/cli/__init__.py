@@ -18,6 +18,7 @@ import contextlib
 import errno
 import os
 import signal
+import stat
 import sys
 import threading
 from pathlib import Path
@@ -94,7 +95,11 @@ def _terminable() -> Iterator[None]:
     """
 
     def terminate(number: int, _: object) -> NoReturn:
-        signal.signal(number, signal.SIG_DFL)
+        if number == signal.SIGHUP:  # a shell and the system send it several times
+            signal.signal(number, signal.SIG_IGN)
+            _leave_terminal()
+        else:
+            signal.signal(number, signal.SIG_DFL)
         raise _Terminated(number)
 
     numbers: list[int] = []
@@ -108,6 +113,14 @@ def _terminable() -> Iterator[None]:
     finally:
         for number in numbers:
             signal.signal(number, signal.SIG_DFL)
+
+
+def _leave_terminal() -> None:
+    """Nobody reads a terminal that is gone, and what is written to it would be an error."""
+    for descriptor in (1, 2):
+        with contextlib.suppress(OSError):
+            if stat.S_ISCHR(os.fstat(descriptor).st_mode):  # isatty says no when it is gone
+                os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
 
 
 def _without_exits(command: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
@@ -125,8 +138,14 @@ def _without_exits(command: Callable[..., Any], *arguments: Any, **options: Any)
 
 def _lack_of_threads(error: BaseException | None) -> str:
     """What to do where the system gave no thread or process, as its cause says; else nothing."""
-    while error is not None:
-        is_refused = isinstance(error, OSError) and error.errno == errno.EAGAIN
+    seen: set[int] = set()  # causes may go in a circle
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        is_refused = (
+            isinstance(error, OSError)
+            and not isinstance(error.filename, str)
+            and (error.errno, error.strerror) == (errno.EAGAIN, os.strerror(errno.EAGAIN))
+        )
         if is_refused or "can't start new thread" in str(error) or "ThreadPoolBuild" in str(error):
             return (
                 "the system gives this user no further thread or process. `ulimit -u` is the limit "
@@ -134,7 +153,7 @@ def _lack_of_threads(error: BaseException | None) -> str:
                 "leave no memory for one. End other processes or ask for a higher limit; a run "
                 "goes on with --resume."
             )
-        error = error.__cause__ or error.__context__
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return ""
 
 

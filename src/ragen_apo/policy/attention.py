@@ -185,7 +185,9 @@ def attend(
                 return in_blocks(query, key, value, scaling=factor), None
         elif query.shape[2] == 1 and attention_mask.is_floating_point():
             return _of_one_token(query, key, value, attention_mask, scaling=factor), None
-    if is_plain and attention_mask is None and is_slow_backwards(query, key, value):
+    own = getattr(module, "is_causal", True)
+    is_causal = attention_mask is None and kwargs.get("is_causal", own) is not False
+    if is_plain and is_causal and is_slow_backwards(query, key, value):
         repeats = query.shape[1] // key.shape[1]
         attended = exact_backwards(
             query, repeat_kv(key, repeats), repeat_kv(value, repeats), scaling=scaling
@@ -208,6 +210,7 @@ def is_slow_backwards(query: Tensor, key: Tensor, value: Tensor) -> bool:
         and has_matrix_units()
         and value.dtype == torch.bfloat16
         and query.shape[2] == key.shape[2]
+        and query.shape[3] == value.shape[3]  # the kernel has one width
         and query.shape[2] * query.shape[3] <= NUMBERS_OF_SHORT_HEADS
     )
 

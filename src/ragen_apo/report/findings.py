@@ -157,14 +157,14 @@ def _sampled_play(run: RunData) -> str | None:
     greedy = finite(run.results.get("success_rate"))
     played = mapping(run.results.get("evaluation"))
     is_greedy = played.get("temperature", run.option("evaluation", "temperature")) == 0
-    if not sampled or greedy is None or not is_greedy or search_label(run):
+    if len(sampled) < LAST_STEPS or greedy is None or not is_greedy or search_label(run):
         return None
     if greedy - fmean(sampled) < FAR_APART:
         return None
     return (
-        f"Sampled rollouts solved {percent(fmean(sampled))} of their tasks in the last steps, "
-        f"greedy decoding solves {percent(greedy)}. If rollouts fail by single unlikely tokens, a "
-        "lower sampling.temperature helps."
+        f"Sampled rollouts solved {percent(fmean(sampled))} of training tasks in the last steps, "
+        f"greedy decoding solves {percent(greedy)} of the evaluated ones. If rollouts fail by "
+        "single unlikely tokens, a lower sampling.temperature helps."
     )
 
 

@@ -33,12 +33,12 @@ def _limits(groups: Path, own_groups: Path) -> Iterator[tuple[int, int, int]]:
     A group that is not visible, as that of a container's host, is left out.
     """
     with contextlib.suppress(OSError):
-        for line in own_groups.read_text(encoding="utf-8").splitlines():
+        for line in own_groups.read_text(encoding="utf-8", errors="surrogateescape").splitlines():
             _, controllers, path = line.split(":", 2)
             if controllers == "":
                 top, prefix = groups, ""
                 limit, usage = "memory.max", "memory.current"
-            elif controllers == "memory":
+            elif "memory" in controllers.split(","):
                 top, prefix = groups / controllers, "total_"
                 limit, usage = "memory.limit_in_bytes", "memory.usage_in_bytes"
             else:

@@ -20,6 +20,7 @@ import functools
 import math
 import platform
 import resource
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -250,27 +251,33 @@ def _require_room_for_prompts(session: Session, policy: LanguageModel) -> None:
 
 
 def _say_whether_cores_are_crowded(session: Session) -> None:
-    num_threads = torch.get_num_threads()
+    num_threads, num_ranks = torch.get_num_threads(), session.ranks.worker.local_size
     if session.device.type != "cpu" or num_threads == 1:
         return
     num_cores = allowed_cores()
-    if num_cores < num_threads:
+    if num_cores < num_threads * num_ranks:
+        better = max(1, num_cores // num_ranks)
+        processes = f"{num_ranks} processes of this host" if num_ranks > 1 else "this process"
         why = (
-            f"this process may use {counted(num_cores, 'core')} (taskset, or a scheduler), and"
-            f" machine.num_threads is {num_threads}: threads wait for each other. Stop this run and"
+            f"{processes} may use {counted(num_cores, 'core')}, and torch takes {num_threads} "
+            "threads in each: threads wait for each other."
         )
     elif speed_of_threads() < CROWDED:
+        better = 1
         why = (
             "other processes use the cores, or a container's limit of processor time is below"
             f" {num_threads} cores: {num_threads} threads are slower than one now, often several"
-            " times. Wait until the cores are free, or stop this run and"
+            " times. Wait until the cores are free, or:"
         )
     else:
         return
-    better = num_cores if num_cores < num_threads else 1
+    command = (
+        "torchrun with --resume"
+        if session.ranks.size > 1
+        else (f"ragen-apo train --run-dir {shlex.quote(str(session.run.path))} --resume")
+    )
     session.progress.say(
-        f"{why} go on with {better}: ragen-apo train --run-dir {session.run.path} --resume"
-        f" --machine.num_threads {better}"
+        f"{why} Stop this run and go on with fewer: {command} --machine.num_threads {better}"
     )
 
 
