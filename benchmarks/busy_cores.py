@@ -3,9 +3,9 @@
     python -m benchmarks.busy_cores [--seconds 10] [--repeats 3]
 
 Threads that have done their part of an operation wait for the others. torch's OpenMP (libgomp)
-lets them ask for a number of turns whether the others are done (`GOMP_SPINCOUNT`, 300,000 unless
-told) before they sleep. Where another process has a core, the thread that is waited for gets no
-turn while the waiting one spins. `ragen_apo.SPIN_COUNT` is what the package asks for.
+lets them ask a number of times whether the others are done (spins: `GOMP_SPINCOUNT`, 300,000
+unless told) before they sleep. Where another process has a core, the thread that is waited for gets
+no turn while the waiting one spins. `ragen_apo.SPIN_COUNT` is what the package asks for.
 
 Updates of the default small model on the teacher's episodes, and rollouts, are counted in a
 process of their own: alone, beside a process that counts without end, and beside a second process
@@ -152,12 +152,12 @@ def main() -> None:
         title="Two threads on cores that others use",
         notes=(
             "One process trains and plays with the default small model. The ratio is to two threads"
-            f" alone that wait as libgomp does by itself ({LIBGOMP:,} turns); the package asks for"
+            f" alone that wait as libgomp does by itself ({LIBGOMP:,} spins); the package asks for"
             f" {ragen_apo.SPIN_COUNT:,}. Beside the same work, the figures are those of one of the"
             f" two processes. Medians of {given.repeats} measurements of {given.seconds:g} seconds,"
             " made in turns."
         ),
-        header=["beside", "threads", "turns", "updates/s", "ratio", "episodes/s", "ratio"],
+        header=["beside", "threads", "spins", "updates/s", "ratio", "episodes/s", "ratio"],
         rows=[
             [
                 others,

@@ -11,7 +11,7 @@ from typing import Any
 __version__ = "0.2.0"
 SPIN_COUNT = 20_000
 """How often a thread of torch asks whether the others are done before it sleeps. libgomp's own
-300,000 make two threads three times slower still where another process uses a core
+300,000 make two threads two to four times slower still where another process uses a core
 (`benchmarks/busy_cores.py`)."""
 if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():
     os.environ["GOMP_SPINCOUNT"] = str(SPIN_COUNT)  # read when torch is imported

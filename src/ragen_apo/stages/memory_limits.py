@@ -14,6 +14,8 @@ from pathlib import Path
 
 GROUPS = Path("/sys/fs/cgroup")
 OWN_GROUPS = Path("/proc/self/cgroup")
+UNLIMITED = 2**60
+"""Version 1 writes a number above it where there is no limit."""
 
 
 def memory_left(groups: Path = GROUPS, own_groups: Path = OWN_GROUPS) -> int | None:
@@ -21,9 +23,8 @@ def memory_left(groups: Path = GROUPS, own_groups: Path = OWN_GROUPS) -> int | N
 
     What the groups hold of files counts as free: the kernel gives it back first.
     """
-    left = [
-        limit - used + files for limit, used, files in _limits(groups, own_groups) if limit < 2**60
-    ]
+    limits = _limits(groups, own_groups)
+    left = [limit - used + files for limit, used, files in limits if limit < UNLIMITED]
     return max(0, min(left)) if left else None
 
 

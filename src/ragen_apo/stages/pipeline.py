@@ -20,7 +20,6 @@ import functools
 import math
 import platform
 import resource
-import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -42,12 +41,12 @@ from ragen_apo.files import (
 )
 from ragen_apo.plural import counted
 from ragen_apo.policy.language_model import LanguageModel, build_small_model
-from ragen_apo.policy.threads import CROWDED, allowed_cores, speed_of_threads
 from ragen_apo.policy.tokenizer import train_tokenizer
 from ragen_apo.progress import Progress
 from ragen_apo.run_directory import RunDirectory
 from ragen_apo.seeding import derive_seed
 from ragen_apo.session import Session, open_session, require_shared
+from ragen_apo.stages.cores import say_if_cores_are_crowded
 from ragen_apo.stages.disk import free_disk, plan_disk
 from ragen_apo.stages.distillation import distil
 from ragen_apo.stages.inputs import caveats, check_run_inputs, describe_servers
@@ -219,7 +218,7 @@ def _loaded_policy(session: Session, *, only_reference: bool) -> tuple[LanguageM
     )
     if session.config.machine.mixed_precision == "auto":
         session.progress.say(f"machine.mixed_precision auto: {session.precision}")
-    _say_whether_cores_are_crowded(session)
+    say_if_cores_are_crowded(session)
     _plan_memory(session, policy)
     _plan_disk(session, policy, only_reference=only_reference)
     if not session.has(run.reference(0)):
@@ -248,37 +247,6 @@ def _require_room_for_prompts(session: Session, policy: LanguageModel) -> None:
         request = EpisodeRequest(longest, derive_seed(config.seed, "longest-instruction"))
         for episode in begin_episodes([(0, request)], environments, context):
             environments.release(episode.environment)
-
-
-def _say_whether_cores_are_crowded(session: Session) -> None:
-    num_threads, num_ranks = torch.get_num_threads(), session.ranks.worker.local_size
-    if session.device.type != "cpu" or num_threads == 1:
-        return
-    num_cores = allowed_cores()
-    if num_cores < num_threads * num_ranks:
-        better = max(1, num_cores // num_ranks)
-        processes = f"{num_ranks} processes of this host" if num_ranks > 1 else "this process"
-        why = (
-            f"{processes} may use {counted(num_cores, 'core')}, and torch takes {num_threads} "
-            "threads in each: threads wait for each other."
-        )
-    elif speed_of_threads() < CROWDED:
-        better = 1
-        why = (
-            "other processes use the cores, or a container's limit of processor time is below"
-            f" {num_threads} cores: {num_threads} threads are slower than one now, often several"
-            " times. Wait until the cores are free, or:"
-        )
-    else:
-        return
-    command = (
-        "torchrun with --resume"
-        if session.ranks.size > 1
-        else (f"ragen-apo train --run-dir {shlex.quote(str(session.run.path))} --resume")
-    )
-    session.progress.say(
-        f"{why} Stop this run and go on with fewer: {command} --machine.num_threads {better}"
-    )
 
 
 def _plan_memory(session: Session, policy: LanguageModel) -> None:

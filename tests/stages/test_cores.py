@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from ragen_apo.config import resolved_yaml
-from ragen_apo.policy import threads
-from ragen_apo.policy.threads import allowed_cores, speed_of_threads
 from ragen_apo.run_directory import create_run
+from ragen_apo.stages import cores
+from ragen_apo.stages.cores import allowed_cores, speed_of_threads
 from ragen_apo.stages.pipeline import train
 from tests import factories
 
@@ -31,8 +31,8 @@ def test_the_speed_is_that_of_all_threads_beside_one(
             now += of_two if torch.get_num_threads() == 2 else 0.002
             return numbers
 
-        monkeypatch.setattr(threads.torch, "relu", relu)
-        monkeypatch.setattr(threads.time, "perf_counter", lambda: now)
+        monkeypatch.setattr(cores.torch, "relu", relu)
+        monkeypatch.setattr(cores.time, "perf_counter", lambda: now)
         expected = {"all free": 2.0, "crowded": 0.1}[shares]
         assert speed_of_threads(seconds=1.0) == pytest.approx(expected, rel=0.01)
         assert torch.get_num_threads() == 2
@@ -48,8 +48,8 @@ def test_a_run_says_how_to_go_on_with_one_thread(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("ragen_apo.stages.pipeline.speed_of_threads", lambda: speed)
-    monkeypatch.setattr("ragen_apo.stages.pipeline.allowed_cores", lambda: 8)
+    monkeypatch.setattr("ragen_apo.stages.cores.speed_of_threads", lambda: speed)
+    monkeypatch.setattr("ragen_apo.stages.cores.allowed_cores", lambda: 8)
     said = factories.Sayings()
     config = factories.config(f"--machine.num_threads={num_threads}", "--warm_start.enabled=false")
     run = create_run(tmp_path / "run", config_yaml=resolved_yaml(config))
@@ -64,7 +64,7 @@ def test_a_run_that_may_use_one_core_says_so_without_measuring(
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3}, raising=False)
     assert allowed_cores() == 1
-    monkeypatch.setattr("ragen_apo.stages.pipeline.speed_of_threads", lambda: 1.8)
+    monkeypatch.setattr("ragen_apo.stages.cores.speed_of_threads", lambda: 1.8)
     said = factories.Sayings()
     config = factories.config("--machine.num_threads=2", "--warm_start.enabled=false")
     run = create_run(tmp_path / "run", config_yaml=resolved_yaml(config))

@@ -3,14 +3,48 @@
 from __future__ import annotations
 
 import os
+import shlex
 import time
 
 import torch
+
+from ragen_apo.plural import counted
+from ragen_apo.session import Session
 
 NUMBERS_PER_THREAD = 32_768
 """torch gives a thread no fewer."""
 CROWDED = 0.7
 """A speed of several threads at which one thread is better."""
+
+
+def say_if_cores_are_crowded(session: Session) -> None:
+    """Says that fewer threads would be faster, and how to go on with them."""
+    num_threads, num_ranks = torch.get_num_threads(), session.ranks.worker.local_size
+    if session.device.type != "cpu" or num_threads == 1:
+        return
+    num_cores = allowed_cores()
+    if num_cores < num_threads * num_ranks:
+        better = max(1, num_cores // num_ranks)
+        processes = f"{num_ranks} processes of this host" if num_ranks > 1 else "this process"
+        why = (
+            f"{processes} may use {counted(num_cores, 'core')}, and torch takes {num_threads} "
+            "threads in each: threads wait for each other."
+        )
+    elif speed_of_threads() < CROWDED:
+        better = 1
+        why = (
+            "other processes use the cores, or a container's limit of processor time is below"
+            f" {num_threads} cores: {num_threads} threads are slower than one now, often several"
+            " times. Wait until the cores are free, or:"
+        )
+    else:
+        return
+    command = f"ragen-apo train --run-dir {shlex.quote(str(session.run.path))} --resume"
+    if session.ranks.size > 1:
+        command = "torchrun with --resume"
+    session.progress.say(
+        f"{why} Stop this run and go on with fewer: {command} --machine.num_threads {better}"
+    )
 
 
 def allowed_cores() -> int:
