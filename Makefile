@@ -18,6 +18,7 @@ VLLM_READY = $(VLLM_ENV)/.ready-vllm
 OPENENV_ENV ?= .openenv
 VERIFIERS_ENV ?= .verifiers
 GAMES_ENV ?= .games
+TEXTWORLD_ENV ?= .textworld
 
 .DEFAULT_GOAL := help
 .PHONY: help setup quickstart pretrained test test-fast vllm test-vllm test-interop lint types docs check
@@ -35,7 +36,7 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt $(PIP_ARGS) -e '.[dev,lora,math,pdf,tensorboard,trl,wandb,web]'
 	@touch $@
 
-quickstart: setup ## train a small shopping agent, evaluate it, write the report (2 to 5 minutes)
+quickstart: setup ## train a small shopping agent, evaluate it, write the report (2 to 6 minutes)
 	$(BIN)/ragen-apo train --config configs/shop.yaml --run-dir $(QUICKSTART) \
 	  $(if $(wildcard $(QUICKSTART)/config.yaml),--resume)
 
@@ -89,10 +90,17 @@ $(GAMES_ENV)/.ready: pyproject.toml
 	  gem-llm==0.1.0 reasoning-gym==0.1.23 textarena==0.7.4
 	@touch $@
 
-test-interop: $(OPENENV_ENV)/.ready $(VERIFIERS_ENV)/.ready $(GAMES_ENV)/.ready ## make an environment with openenv, one with verifiers and one with games of others (OPENENV_ENV, VERIFIERS_ENV, GAMES_ENV, 1.6 GB each) and test ours in them
+$(TEXTWORLD_ENV)/.ready: pyproject.toml constraints.txt
+	@$(@D)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --disable-pip-version-check -q -c constraints.txt $(PIP_ARGS) \
+	  -e '.[textworld]' pytest alfworld==0.4.2 textworld==1.7.0
+	@touch $@
+
+test-interop: $(OPENENV_ENV)/.ready $(VERIFIERS_ENV)/.ready $(GAMES_ENV)/.ready $(TEXTWORLD_ENV)/.ready ## make environments with openenv, verifiers, games of others, and TextWorld with ALFWorld (OPENENV_ENV, VERIFIERS_ENV, GAMES_ENV, TEXTWORLD_ENV, 1.6 GB each) and test ours in them
 	OMP_NUM_THREADS=1 $(OPENENV_ENV)/bin/python -m pytest --confcutdir=tests/interop tests/interop/test_openenv.py tests/interop/test_openenv_hosts.py
 	OMP_NUM_THREADS=1 $(VERIFIERS_ENV)/bin/python -m pytest --confcutdir=tests/interop tests/interop/test_verifiers.py
 	OMP_NUM_THREADS=1 $(GAMES_ENV)/bin/python -m pytest --confcutdir=tests/interop tests/interop/test_games.py
+	OMP_NUM_THREADS=1 $(TEXTWORLD_ENV)/bin/python -m pytest --confcutdir=tests/interop tests/interop/test_textworld.py
 
 lint: setup ## ruff (lint and format) and the import layers
 	$(BIN)/ruff check

@@ -15,6 +15,7 @@ from ragen_apo.environments.mixture import MixtureOptions
 from ragen_apo.environments.questions.options import ArithmeticOptions, DatasetOptions, FileOptions
 from ragen_apo.environments.shop.environment import ShopOptions
 from ragen_apo.environments.sokoban.environment import SokobanOptions
+from ragen_apo.environments.textworld.environment import TextWorldOptions
 from ragen_apo.environments.webshop import WebShopOptions
 
 OPTIONS: Mapping[str, tuple[type[BaseModel], ...]] = {
@@ -25,6 +26,7 @@ OPTIONS: Mapping[str, tuple[type[BaseModel], ...]] = {
     "questions": (ArithmeticOptions, FileOptions, DatasetOptions),
     "shop": (ShopOptions,),
     "sokoban": (SokobanOptions,),
+    "textworld": (TextWorldOptions,),
     "webshop": (WebShopOptions,),
 }
 """What each built-in environment accepts; the bandit by its `kind`, questions by their source."""
@@ -57,6 +59,12 @@ TASKS: Mapping[str, tuple[str, str, str]] = {
         "`shop.yaml`, `shop_smollm2.yaml`",
     ),
     "sokoban": ("pushes boxes onto targets", "`Up`", "`sokoban.yaml`"),
+    "textworld": (
+        "plays text adventures of TextWorld and the household tasks of ALFWorld "
+        "([how](text_adventures.md))",
+        "`go to desk 1`",
+        "[two](text_adventures.md)",
+    ),
     "webshop": (
         "searches real or generated products and buys one with the asked options "
         "([how](webshop.md))",

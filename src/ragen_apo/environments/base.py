@@ -219,6 +219,7 @@ _BUILT_IN: dict[str, str] = {
     "questions": "ragen_apo.environments.questions.environment:make_questions",
     "shop": "ragen_apo.environments.shop:ShopEnvironment",
     "sokoban": "ragen_apo.environments.sokoban.environment:make_sokoban",
+    "textworld": "ragen_apo.environments.textworld:make_textworld",
     "webshop": "ragen_apo.environments.webshop:WebShopEnvironment",
 }
 

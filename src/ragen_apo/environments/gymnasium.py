@@ -36,6 +36,7 @@ REGISTERED = {
     "ragen_apo/Questions-v0": "questions",
     "ragen_apo/Shop-v0": "shop",
     "ragen_apo/Sokoban-v0": "sokoban",
+    "ragen_apo/TextWorld-v0": "textworld",
     "ragen_apo/WebShop-v0": "webshop",
 }
 """Gymnasium ids and the environments they stand for."""
