@@ -24,10 +24,11 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def compiled(path: Path, objective: object = "Find\n the  coin.") -> Path:
+def compiled(path: Path, objective: object = "Find\n the  coin.", **quest: object) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(path.stem.encode())
-    path.with_suffix(".json").write_text(json.dumps({"objective": objective}))
+    quests = [{"reward": 0, "repeatable": False}, {"reward": 1, "repeatable": False, **quest}]
+    path.with_suffix(".json").write_text(json.dumps({"objective": objective, "quests": quests}))
     return path
 
 
@@ -42,11 +43,18 @@ def planned(folder: Path, problem: str, **changes: object) -> Path:
 
 def test_subfolders_are_splits_and_folders_below_them_categories(folder: Path) -> None:
     tasks = games_in(folder).tasks
-    assert {split: [task.category for task in found] for split, found in tasks.items()} == {
-        "train": ["coin", "look_at_obj_in_light"],
-        "valid_unseen": ["coin", "look_at_obj_in_light"],
+    assert {split: {task.category for task in found} for split, found in tasks.items()} == {
+        "train": {"coin", "look_at_obj_in_light"},
+        "valid_unseen": {"coin", "look_at_obj_in_light"},
     }
-    assert [task.instruction for task in tasks["train"]] == ["Find the coin.", "put a mug in desk."]
+    assert {task.instruction for task in tasks["train"]} == {"Find the coin.", "put a mug in desk."}
+
+
+def test_the_first_tasks_of_a_split_are_of_all_categories(tmp_path: Path) -> None:
+    for number in range(40):
+        compiled(tmp_path / "train" / ("coin" if number < 20 else "treasure") / f"{number}.z8")
+    first = games_in(tmp_path).tasks["train"][:20]
+    assert {task.category for task in first} == {"coin", "treasure"}
 
 
 def test_a_game_right_in_a_split_has_a_category(tmp_path: Path) -> None:
@@ -58,7 +66,8 @@ def test_a_task_is_known_by_the_content_of_its_game(folder: Path, tmp_path: Path
     other = tmp_path / "other"
     compiled(other / "train" / "coin-3" / "renamed.z8").write_bytes(b"0")
     found = {task.task_id for task in games_in(other).tasks["train"]}
-    assert found == {games_in(folder).tasks["train"][0].task_id}
+    (same,) = (task for task in games_in(folder).tasks["train"] if task.category == "coin")
+    assert found == {same.task_id}
     compiled(other / "test" / "coin-3" / "renamed.z8", "Find the cup.").write_bytes(b"0")
     games_in.cache_clear()
     (task,) = games_in(other).tasks["test"]
@@ -77,8 +86,9 @@ def test_games_that_alfworld_leaves_out_are_left_out(folder: Path) -> None:
     planned(train / "pick_and_place_simple-Mug-None-Desk-2" / "T", "2", solvable=None)
     planned(train / "pick_and_place_with_movable_recep-Mug-Box-Desk-3" / "T", "3")
     planned(train / "pick_and_place_simple-AppleSliced-None-Desk-4" / "T", "4")
+    compiled(train / "movable" / "played.z8")
     games_in.cache_clear()
-    assert len(games_in(folder).tasks["train"]) == 2
+    assert len(games_in(folder).tasks["train"]) == 3
 
 
 def test_a_path_above_the_games_leaves_none_out(tmp_path: Path) -> None:
@@ -106,7 +116,14 @@ def test_a_game_that_changed_after_the_start_is_refused(folder: Path) -> None:
         ),
         (
             lambda path: compiled(path / "train" / "1.z8", objective=3),
-            "1.json: expected a game of TextWorld with its objective, got",
+            "1.json: expected a game of TextWorld with its objective and quests, got",
+        ),
+        *(
+            (
+                lambda path, quest=quest: compiled(path / "train" / "1.z8", **quest),
+                "1.z8: expected quests that pay once and nothing below 0, and some that pay; got",
+            )
+            for quest in ({"reward": -1}, {"reward": 0}, {"repeatable": True})
         ),
         (
             lambda path: planned(path / "train", "1", grammar="{}"),

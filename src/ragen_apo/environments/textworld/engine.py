@@ -1,16 +1,20 @@
 """One game in progress, played by the packages textworld and alfworld.
 
-Games of TextWorld run in an interpreter (Frotz), those of ALFWorld are a plan's domain and problem
-(PDDL), whose texts come from a grammar in the same file. textworld evaluates that grammar's
-expressions as Python, so others than names and texts joined are refused here.
+Games of TextWorld run in an interpreter (Frotz). Those of ALFWorld are a plan's domain and problem
+(PDDL); their texts come from a grammar in the same file, whose expressions textworld evaluates as
+Python. Here they may only name things and join texts.
 """
 
 import ast
 import contextlib
+import functools
 import hashlib
 import random
+import re
+import sys
 import threading
 import warnings
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module, metadata
@@ -18,12 +22,16 @@ from pathlib import Path
 from typing import Any
 
 from ragen_apo.environments.textworld.games import PLANNED
-from ragen_apo.errors import ConfigError, EnvironmentDataError
-from ragen_apo.printable import shortened
+from ragen_apo.errors import ConfigError, EnvironmentDataError, RagenApoError
+from ragen_apo.printable import raised_in_words, shortened
 
 _LOCK = threading.Lock()
 """Games in threads act one after another: the parser of their grammars is shared, and experts draw
 from Python's global generator."""
+_IDLE: list[Any] = []
+"""Planners that no game uses. Each holds a copy of a C library, which cannot be unloaded."""
+_ENDING = re.compile(r"\s*\*\*\*.*", re.DOTALL)
+"""After the last command: that it is over, the score, and a menu."""
 _HARMLESS = (
     ast.Expression,
     ast.Name,
@@ -49,38 +57,52 @@ class Scene:
     """From 0 to 1, the share of the game's highest."""
     won: bool
     over: bool
-    facts: str
-    """A digest of all that is true in the world."""
+    state: str
+    """A digest of all that is true in the world, and of what can be seen."""
     advice: str | None
     """An expert's next command, where there is an expert."""
 
 
-def package_version() -> str:
+def package_versions() -> str:
     """Of what plays the games; raises ConfigError where it is missing."""
     try:
-        return metadata.version("textworld")
+        return "-".join(map(metadata.version, ("textworld", "alfworld")))
     except metadata.PackageNotFoundError as error:
         raise ConfigError(
-            "environment.name: 'textworld' needs the packages textworld and alfworld, which are "
-            "not installed; run `pip install 'ragen-apo[textworld]'`"
+            f"environment.name: 'textworld' needs the package {error.name}, which is not "
+            "installed; run `pip install 'ragen-apo[textworld]'`"
         ) from error
 
 
 class Engine:
-    """Plays one game. `seed` is that of the expert, if there is one: the games know no chance."""
+    """Plays one game. `seed` is that of the expert, if there is one: the games know no chance.
+
+    Raises EnvironmentDataError for a game that cannot be played.
+    """
 
     def __init__(self, path: Path, *, seed: int = 0, has_expert: bool = False) -> None:
         self._path, self._seed, self._num_commands = path, seed, 0
         self._is_planned = path.suffix == PLANNED
-        with self._alone():
-            self._game = self._started(has_expert)
-            self._state = self._game.reset()
+        try:
+            with self._alone():
+                self._game = (
+                    self._planned(has_expert) if self._is_planned else self._run(has_expert)
+                )
+                self._state = self._game.reset()
+        except RagenApoError:
+            raise
+        except (Exception, SystemExit) as error:  # the planner exits
+            raise EnvironmentDataError(
+                f"{path} cannot be played: {raised_in_words(error)}"
+            ) from error
 
     def scene(self) -> Scene:
         """Where the game stands."""
         state = self._state
-        facts = "\n".join(sorted(map(str, state["facts"])))
-        highest = 1 if self._is_planned else state["max_score"] or 1
+        known = [*sorted(map(str, state["facts"]))]
+        if not self._is_planned:  # Inform names things in the order in which they were moved
+            known += [state["description"], state["inventory"]]
+        highest = 1 if self._is_planned else state["max_score"]
         won, lost = bool(state["won"]), bool(state["lost"])
         return Scene(
             text=self._text(),
@@ -88,7 +110,7 @@ class Engine:
             score=float(state.get("score") or 0) / highest,  # ALFWorld has none at first
             won=won,
             over=won or lost,
-            facts=hashlib.sha256(facts.encode()).hexdigest(),
+            state=hashlib.sha256("\n".join(known).encode()).hexdigest(),
             advice=self._advice(),
         )
 
@@ -96,34 +118,48 @@ class Engine:
         """The scene after a command."""
         self._num_commands += 1
         with self._alone():
-            self._state, _, _ = self._game.step(command)
+            try:
+                self._state, _, _ = self._game.step(command)
+            except RagenApoError:
+                raise
+            except Exception:
+                if not self._is_planned or not hasattr(self._game, "expert_type"):
+                    raise
+                self._state = self._game.state  # ALFWorld's expert gives up after 200 commands
         return self.scene()
 
     def close(self) -> None:
-        """Ends the interpreter."""
-        with contextlib.suppress(AttributeError):  # an expert's wrapper of ALFWorld has none
+        """Ends the interpreter, or gives the planner back."""
+        if self._is_planned:
+            self._give_back()
+        else:
             self._game.close()
 
-    def _started(self, has_expert: bool) -> Any:
-        textworld = import_module("textworld")
-        wants = {"facts": True, "admissible_commands": True, "won": True, "lost": True}
-        wants |= {"score": True, "max_score": True}
-        if not self._is_planned:
-            wants |= {"description": True, "policy_commands": has_expert}
-            return textworld.start(str(self._path), textworld.EnvInfos(**wants))
+    def _run(self, has_expert: bool) -> Any:
+        textworld = _imported("textworld")
+        wanted = textworld.EnvInfos(
+            **_WANTED, description=True, inventory=True, policy_commands=has_expert
+        )
+        return textworld.start(str(self._path), wanted)
+
+    def _planned(self, has_expert: bool) -> Any:
         _check_grammars()
-        alfworld = _alfworld()
-        wrappers = [alfworld.AlfredDemangler]
-        if has_expert:
-            wrappers.append(alfworld.AlfredExpert)
-        return textworld.start(str(self._path), textworld.EnvInfos(**wants), wrappers)
+        alfworld = _imported("alfworld.agents.environment.alfred_tw_env")
+        textworld, envs = _imported("textworld"), _imported("textworld.envs")
+        planner = _IDLE.pop() if _IDLE else envs.PddlEnv(textworld.EnvInfos(**_WANTED))
+        self._give_back = weakref.finalize(self, _IDLE.append, planner)
+        self._give_back.atexit = False
+        game = alfworld.AlfredDemangler(planner)
+        game = alfworld.AlfredExpert(game) if has_expert else game
+        game.load(str(self._path))
+        return game
 
     def _text(self) -> str:
         text = str(self._state["feedback"])
         if not self._is_planned:
             if self._num_commands == 0:
                 text = str(self._state["description"])  # without title and objective
-            text = text.partition("\n>")[0].partition("*** The End ***")[0]  # and no status line
+            text = _ENDING.sub("", text.partition("\n>")[0])  # and no status line
         paragraphs = [paragraph.strip() for paragraph in text.split("\n\n")]
         return "\n".join(
             paragraph
@@ -137,47 +173,51 @@ class Engine:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """Others wait; Python's global generator is a function of seed and turn. Frotz warns that
-        it does not know the game, which TextWorld has made.
+        """Others wait. Python's global generator is a function of seed and turn, and what the
+        packages change in the process is put back.
+
+        Frotz warns that it does not know the game, which TextWorld has made.
         """
         with _LOCK, warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            before = random.getstate()
+            before, arguments = random.getstate(), sys.argv
             random.seed(f"{self._seed}/{self._num_commands}")
             try:
                 yield
             finally:
                 random.setstate(before)
+                sys.argv = arguments
 
 
-def _alfworld() -> Any:
+_WANTED = dict.fromkeys(("admissible_commands", "facts", "lost", "max_score", "score", "won"), True)
+"""What textworld says of each state."""
+
+
+def _imported(name: str) -> Any:
     try:
-        return import_module("alfworld.agents.environment.alfred_tw_env")
+        return import_module(name)
     except ImportError as error:
         raise ConfigError(
-            f"a game of ALFWorld (*{PLANNED}) needs the package alfworld, which cannot be imported "
-            f"({error}); run `pip install 'ragen-apo[textworld]'`"
+            f"environment.name: 'textworld' needs {name}, which cannot be imported ({error}); run "
+            "`pip install 'ragen-apo[textworld]'`"
         ) from error
 
 
 def _check_grammars() -> None:
-    """Makes textworld check what it evaluates, once in a process."""
-    grammars: Any = import_module("textworld.envs.pddl.textgen")
-    if hasattr(grammars.EvalSymbol, "is_checked"):
-        return
+    """Makes textworld check what it evaluates, in all games of this process."""
+    grammars = _imported("textworld.envs.pddl.textgen")
 
-    class CheckedSymbol(grammars.EvalSymbol):
-        """An expression of a grammar that only names things."""
+    def derive(symbol: Any, context: Any = None) -> list[Any]:
+        """As before. Since Python 3.13 a function's `locals()` cannot be given names."""
+        require_no_code(symbol.expression)
+        names = (context or symbol.context)["variables"]
+        value = eval(symbol.expression.strip(), {"__builtins__": {}}, names)
+        return [grammars.TerminalSymbol(value)]
 
-        is_checked = True
-
-        def __init__(self, expression: str, *arguments: Any) -> None:
-            require_no_code(expression)
-            super().__init__(expression, *arguments)
-
-    grammars.EvalSymbol = CheckedSymbol
+    grammars.EvalSymbol.derive = derive
 
 
+@functools.lru_cache(maxsize=1024)
 def require_no_code(expression: str) -> None:
     """Raises EnvironmentDataError for an expression that is more than names and texts joined."""
     try:

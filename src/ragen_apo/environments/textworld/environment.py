@@ -5,6 +5,7 @@ TextWorld (Côté et al. 2018, arXiv 1806.11532) makes games; ALFWorld (Shridhar
 """
 
 import functools
+import hashlib
 from pathlib import Path
 from typing import Literal
 
@@ -12,7 +13,7 @@ from pydantic import ConfigDict, Field
 
 from ragen_apo.config.section import Section
 from ragen_apo.environments.base import EnvironmentProperties, validate_options
-from ragen_apo.environments.textworld.engine import Engine, package_version
+from ragen_apo.environments.textworld.engine import Engine, package_versions
 from ragen_apo.environments.textworld.games import NAME, Games, games_in
 from ragen_apo.environments.textworld.scripted import POSSIBLE, SEPARATOR, Matcher, Player
 from ragen_apo.environments.toolkit.game import Answer, GameEnvironment, digest_of_options
@@ -58,14 +59,14 @@ class Adventure:
         return f"TASK: {self._instruction}\n{self._view()}"
 
     def play(self, text: str) -> Answer:
-        command = " ".join(text.lower().split())
-        if command not in self._scene.commands:
+        said = {command.lower(): command for command in self._scene.commands}
+        command = said.get(" ".join(text.lower().split()))
+        if command is None:
             return Answer(f"Nothing happens.{self._possible()}", invalid=True)
-        gain = -self._scene.score
-        self._scene = self._engine.step(command)
-        gain += self._scene.score
-        if gain != 0:
-            self._scored.append(command)
+        before, self._scene = self._scene, self._engine.step(command)
+        gain = self._scene.score - before.score
+        if gain > 0:
+            self._scored.append(f"{command}:{gain}:{self._scene.state}")
         return Answer(
             self._view(),
             reward=float(self._scene.won) if self._options.reward == "win" else gain,
@@ -74,8 +75,8 @@ class Adventure:
         )
 
     def key(self) -> str:
-        """What is true in the world, and what has scored: a point is given once."""
-        return f"{self._scene.facts}:{','.join(sorted(self._scored))}"
+        """What is true and seen, and what has scored: a quest pays once."""
+        return f"{self._scene.state}:{hashlib.sha256(''.join(self._scored).encode()).hexdigest()}"
 
     def close(self) -> None:
         self._engine.close()
@@ -94,7 +95,7 @@ def make_textworld(**options: object) -> GameEnvironment:
     textworld is not installed, and EnvironmentDataError for games that cannot be used.
     """
     checked = validate_options(TextWorldOptions, options)
-    version = package_version()
+    version = package_versions()
     folder = checked.data.expanduser()
     games = games_in(folder)
     sizes = ", ".join(
