@@ -29,7 +29,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "text_adventures.md"
 def adventures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A few games that the page's script makes."""
     folder = tmp_path_factory.mktemp("adventures")
-    text = _block("python").replace("range(200)", "range(4)").replace("range(60)", "range(2)")
+    text = _block("python").replace("range(240)", "range(4)").replace("range(60)", "range(2)")
     (folder / "make_games.py").write_text(text, encoding="utf-8")
     subprocess.run([sys.executable, "make_games.py"], cwd=folder, check=True)
     return folder / "games"
@@ -95,6 +95,9 @@ def test_alfworlds_expert_does_the_task_in_our_environment(kind: str, households
     )
 
 
+@pytest.mark.skipif(
+    sys.version_info >= (3, 13), reason="textworld 1.7.0 raises a NameError there; ours does not"
+)
 def test_alfworld_itself_says_the_same(households: Path) -> None:
     """Random commands in its own wrappers and in ours, and what an episode is worth."""
     import textworld  # pyright: ignore[reportMissingImports]
