@@ -27,6 +27,7 @@ from ragen_apo.distributed.ranks import Ranks
 from ragen_apo.distributed.sharding import Shards, require_fully_shard, share_bytes
 from ragen_apo.errors import ConfigError, RanksError
 from ragen_apo.policy.language_model import LanguageModel
+from ragen_apo.policy.precision import multiplies_bfloat16
 from ragen_apo.progress import SilentProgress
 from ragen_apo.run_directory import RunDirectory
 from ragen_apo.session import open_session
@@ -254,16 +255,21 @@ def adapter_config(model: Path, folder: Path, sharding: str, dtype: str) -> Path
 def test_adapters_in_shares_learn_what_whole_ones_learn(
     dtype: str, qwen_folder: Path, tmp_path: Path
 ) -> None:
-    """The reference is the policy without them, then a model of its own."""
+    """The reference is the policy without them, then a model of its own.
+
+    On a processor that has to imitate bfloat16, sums in another order round to other numbers.
+    """
+    is_exact = dtype == "float64" or multiplies_bfloat16(torch.device("cpu"))
+    within = {"rel": 1e-4, "abs": 1e-5} if is_exact else {"rel": 1e-2, "abs": 5e-2}
     for name, sharding in (("whole", "none"), ("shares", "full")):
         config = adapter_config(qwen_folder, tmp_path, sharding, dtype)
         answers(in_ranks(2, train, config, tmp_path / name))
     whole, shares = RunDirectory(tmp_path / "whole"), RunDirectory(tmp_path / "shares")
     rows = [factories.rows(run.metrics) for run in (shares, whole)]
     for mine, theirs in zip(*rows, strict=True):
-        assert mine == pytest.approx(theirs, rel=1e-4, abs=1e-5)
+        assert mine == pytest.approx(theirs, **within)
     for folder in ("references/0", "references/1", "policy"):
-        assert_same_weights(shares.path / folder, whole.path / folder, tolerance=1e-5)
+        assert_same_weights(shares.path / folder, whole.path / folder, tolerance=within["abs"])
     before, after = (factories.tensors(whole.path / each) for each in ("references/0", "policy"))
     assert any((before[name] - after[name]).abs().max() > 1e-3 for name in before)
 

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 import ragen_apo
+from ragen_apo.config import RunConfig
 from ragen_apo.environments.base import TextEnvironment, make_environment
 from ragen_apo.environments.contract import check_environment
 from ragen_apo.errors import EnvironmentDataError
@@ -42,6 +43,11 @@ def households(tmp_path_factory: pytest.TempPathFactory) -> Path:
         make_household(folder / "train", kind, index)
     make_household(folder / "valid_unseen", KINDS[0], 100)
     return folder
+
+
+def test_the_pages_configuration_for_alfworld_is_one() -> None:
+    config = RunConfig.model_validate(yaml.safe_load(_block("yaml")))
+    assert config.environment.name == "textworld"
 
 
 def _block(language: str, number: int = 0) -> str:
@@ -240,7 +246,7 @@ def test_equal_rooms_have_equal_keys_on_other_ways(adventures: Path) -> None:
 
 
 def test_the_pages_configuration_trains(adventures: Path, tmp_path: Path) -> None:
-    config: Mapping[str, dict[str, object]] = yaml.safe_load(_block("yaml"))
+    config: Mapping[str, dict[str, object]] = yaml.safe_load(_block("yaml", 1))
     config["environment"] |= {"data": str(adventures), "max_turns": 3}
     config["warm_start"] |= {"copy": {"max_steps": 2}}
     config["warm_start"]["demonstrations"] |= {"num_steps": 2}  # pyright: ignore[reportOperatorIssue]

@@ -14,6 +14,7 @@ def processor(monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
     """The features that torch finds, to be changed by a test."""
     found: dict[str, bool] = {"avx2": True}
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: found, raising=False)
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True)
     return found
 
 

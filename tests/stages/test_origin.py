@@ -135,6 +135,7 @@ def test_a_run_that_began_in_bfloat16_goes_on_in_it_on_another_machine(
     config = factories.config(text=f"machine: {machine}\nenvironment: {{name: shop}}\n")
     run = create_run(tmp_path / "run", config_yaml=resolved_yaml(config))
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True}, raising=False)
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True)
     origin.note_origin(open_session(config, run, SilentProgress()))
     monkeypatch.setattr(torch.cpu, "get_capabilities", dict, raising=False)
     session = open_session(config, run, SilentProgress())
