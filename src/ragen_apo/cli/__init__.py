@@ -91,10 +91,13 @@ def _terminable() -> Iterator[None]:
 
     Not where torchrun has started several processes: one that waits for the others does so in
     torch, where no handler gets its turn. Not a signal that is ignored, as after `nohup`, or has a
-    handler already. Only the main thread may have handlers.
+    handler already. Only the main thread may have handlers. A command that takes it for Ctrl-C and
+    goes on to its own end, as `play` does, ends with the signal's status as well.
     """
+    come: list[int] = []
 
     def terminate(number: int, _: object) -> NoReturn:
+        come.append(number)
         if number == signal.SIGHUP:  # a shell and the system send it several times
             signal.signal(number, signal.SIG_IGN)
             _leave_terminal()
@@ -110,6 +113,8 @@ def _terminable() -> Iterator[None]:
         signal.signal(number, terminate)
     try:
         yield
+        if come:
+            raise _Terminated(come[0])
     finally:
         for number in numbers:
             signal.signal(number, signal.SIG_DFL)
