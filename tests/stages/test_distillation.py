@@ -519,6 +519,7 @@ def test_the_limit_of_kl_counts_from_where_distillation_has_left_the_policy(
     """And so it does in a run that was killed."""
     keys = ["--reference.refresh_every_steps=null", "--reference.refresh_max_kl=1e-4"]
     keys += ["--training.max_steps=5", "--training.checkpoint_every=1"]
+    keys += ["--optimizer.learning_rate=1e-2", "--algorithm.beta2=1e-3"]  # so that the KL grows
     keys += [f"--policy.path={distilled_run.reference(0)}", "--warm_start.enabled=false"]
     config = factories.changed(factories.config(text=TEXT), *keys)
     found = rows(factories.run(config, tmp_path / "whole").metrics)
@@ -528,7 +529,7 @@ def test_the_limit_of_kl_counts_from_where_distillation_has_left_the_policy(
         version, kl = row["reference_version"], row["kl_per_sequence"]
         is_far = kl - kl_at_start.setdefault(version, kl) > 1e-4
         assert after["reference_version"] == version + is_far
-    assert found[-1]["reference_version"] <= 2, "at most every second step"
+    assert 1 <= found[-1]["reference_version"] <= 2, "at most every second step"
     step = "ragen_apo.training.trainer:Trainer.step"
     text = resolved_yaml(config)
     assert os.WIFSIGNALED(run_until_killed(tmp_path, target=step, call=2, text=text))

@@ -102,7 +102,7 @@ values: {num_samples: 8, beta1: 0.5}
 algorithm: {beta2: 0.05}
 optimizer: {learning_rate: 2.0e-3}
 training:
-  max_steps: 25
+  max_steps: 45
   tasks_per_step: 64
   micro_batch_size: 32
   num_rows: 64
@@ -139,7 +139,7 @@ def test_success_rises_far_above_the_reference_but_not_by_shuffled_returns(
     curve = success_rates(run)
     # A reference that copies half the time and guesses else: (1/2 + 1/2 * 1/8)^2 = 0.32.
     assert 0.05 < curve[0] < 0.45
-    assert mean(curve[-10:]) > 0.6  # 0.69 on an EPYC without AVX-512, above 0.75 elsewhere
+    assert mean(curve[-10:]) > 0.75
     keys = (f"--policy.path={run.reference(0)}", "--warm_start.enabled=false")
     shuffled = success_rates(learned("shuffled", "--training.shuffle_returns=true", *keys))
     assert shuffled[0] == curve[0], "the same episodes"
