@@ -12,7 +12,6 @@ import hashlib
 import random
 import re
 import sys
-import threading
 import warnings
 import weakref
 from collections.abc import Iterator
@@ -22,12 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from ragen_apo.environments.textworld.games import PLANNED
+from ragen_apo.environments.toolkit.global_generators import borrowed_generators
 from ragen_apo.errors import ConfigError, EnvironmentDataError, RagenApoError
 from ragen_apo.printable import raised_in_words, shortened
 
-_LOCK = threading.Lock()
-"""Games in threads act one after another: the parser of their grammars is shared, and experts draw
-from Python's global generator."""
 _IDLE: list[Any] = []
 """Planners that no game uses. Each holds a copy of a C library, which cannot be unloaded."""
 _ENDING = re.compile(r"\s*\*\*\*.*", re.DOTALL)
@@ -83,6 +80,7 @@ class Engine:
     def __init__(self, path: Path, *, seed: int = 0, has_expert: bool = False) -> None:
         self._path, self._seed, self._num_commands = path, seed, 0
         self._is_planned = path.suffix == PLANNED
+        self._expert_may_give_up = has_expert and self._is_planned
         try:
             with self._alone():
                 self._game = (
@@ -99,7 +97,7 @@ class Engine:
     def scene(self) -> Scene:
         """Where the game stands."""
         state = self._state
-        known = [*sorted(map(str, state["facts"]))]
+        known = sorted(map(str, state["facts"]))
         if not self._is_planned:  # Inform names things in the order in which they were moved
             known += [state["description"], state["inventory"]]
         highest = 1 if self._is_planned else state["max_score"]
@@ -120,10 +118,8 @@ class Engine:
         with self._alone():
             try:
                 self._state, _, _ = self._game.step(command)
-            except RagenApoError:
-                raise
-            except Exception:
-                if not self._is_planned or not hasattr(self._game, "expert_type"):
+            except Exception as error:
+                if isinstance(error, RagenApoError) or not self._expert_may_give_up:
                     raise
                 self._state = self._game.state  # ALFWorld's expert gives up after 200 commands
         return self.scene()
@@ -173,19 +169,18 @@ class Engine:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """Others wait. Python's global generator is a function of seed and turn, and what the
-        packages change in the process is put back.
+        """Others wait: the parser of grammars is shared, and experts draw from Python's global
+        generator, here a function of seed and turn. What is changed in the process is put back.
 
         Frotz warns that it does not know the game, which TextWorld has made.
         """
-        with _LOCK, warnings.catch_warnings():
+        with borrowed_generators(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            before, arguments = random.getstate(), sys.argv
             random.seed(f"{self._seed}/{self._num_commands}")
+            arguments = sys.argv
             try:
                 yield
             finally:
-                random.setstate(before)
                 sys.argv = arguments
 
 

@@ -9,21 +9,20 @@ import functools
 import hashlib
 import itertools
 import operator
-import random
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from ragen_apo.environments.base import EnvironmentProperties, ScriptedPolicy, close_environment
 from ragen_apo.environments.toolkit.game import Answer, GameEnvironment
+from ragen_apo.environments.toolkit.global_generators import (
+    borrowed_generators,
+    generator_states,
+    seed_generators,
+    set_generators,
+)
 from ragen_apo.environments.toolkit.scripted import RandomActions
 from ragen_apo.errors import ConfigError
 from ragen_apo.types import Task, make_task
-
-_GLOBAL_GENERATORS = threading.Lock()
-"""Held while an environment draws from Python's and NumPy's global generators."""
 
 
 def from_gymnasium(  # noqa: PLR0913 (what Gymnasium does not know of an environment)
@@ -144,9 +143,9 @@ class _Foreign:
         self._states = None
         with self._drawing():
             if self._environment is None:
-                _seed(0)  # the first episode's seed would make it another one
+                seed_generators(0)  # the first episode's seed would make it another one
                 self._environment = self._make()
-            _seed(seed)
+            seed_generators(seed)
             observation, _ = self._environment.reset(seed=seed)
         return self._observe(observation)
 
@@ -162,30 +161,12 @@ class _Foreign:
 
     @contextlib.contextmanager
     def _with_own_generators(self) -> Iterator[None]:
-        """The global generators are where this episode left them, and afterwards as before."""
-        with _GLOBAL_GENERATORS:
-            before = _states()
-            try:
-                if self._states is not None:
-                    _set_states(self._states)
-                yield
-                self._states = _states()
-            finally:
-                _set_states(before)
-
-
-def _seed(seed: int) -> None:
-    random.seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002 (the generator that others draw from)
-
-
-def _states() -> tuple[Any, Any]:
-    return random.getstate(), np.random.get_state()  # noqa: NPY002
-
-
-def _set_states(states: tuple[Any, Any]) -> None:
-    random.setstate(states[0])
-    np.random.set_state(states[1])  # noqa: NPY002
+        """The global generators are where this episode left them."""
+        with borrowed_generators():
+            if self._states is not None:
+                set_generators(self._states)
+            yield
+            self._states = generator_states()
 
 
 class _Episode:
