@@ -84,6 +84,25 @@ class PlaysTrainingTasksAsTests(Wrapped):
         return [dataclasses.replace(task, split=split) for task in self.lake.tasks("train")]
 
 
+class HasOnlyTrainingTasks(Wrapped):
+    @property
+    def properties(self) -> Any:
+        return dataclasses.replace(self.lake.properties, splits=("train",))
+
+
+class HoldsOutUnseenTasks(Wrapped):
+    """As ALFWorld's data has it."""
+
+    @property
+    def properties(self) -> Any:
+        return dataclasses.replace(self.lake.properties, splits=("train", "all", "unseen"))
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        names = {"unseen": "test", "all": "train"}
+        tasks = self.lake.tasks(names.get(split, split))
+        return [dataclasses.replace(task, split=split) for task in tasks]
+
+
 class PlaysForeignTasks(Wrapped):
     def reset(self, task: Task, *, seed: int) -> tuple[str, dict[str, Any]]:
         known = task.environment == "frozen_lake"
@@ -261,6 +280,7 @@ BROKEN: Sequence[tuple[Promise, type[Wrapped], str]] = (
     (contract.tasks_are_named_by_their_content, ListsATaskTwice, "twice"),
     (contract.tasks_are_named_by_their_content, ListsOtherTasksEachTime, "list other tasks"),
     (contract.training_tasks_are_no_test_tasks, PlaysTrainingTasksAsTests, "training task, too"),
+    (contract.training_tasks_are_no_test_tasks, HasOnlyTrainingTasks, "no split but train"),
     (contract.foreign_tasks_and_splits_are_refused, PlaysForeignTasks, "reset with a task"),
     (contract.foreign_tasks_and_splits_are_refused, HasEverySplit, "tasks of an unknown split"),
     (contract.equal_environments_write_equal_texts, CountsItsEpisodes, "differs"),
@@ -301,6 +321,10 @@ def test_a_broken_promise_is_found(
 ) -> None:
     with pytest.raises(ContractError, match=message):
         promise(make)
+
+
+def test_held_out_tasks_may_have_another_name() -> None:
+    contract.training_tasks_are_no_test_tasks(HoldsOutUnseenTasks)
 
 
 def test_every_promise_is_broken_by_some_environment_and_kept_by_the_lake() -> None:

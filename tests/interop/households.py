@@ -28,8 +28,11 @@ _THINGS = ("Apple", "Mug", "Egg", "Plate")
 _START = "loc_bar_9_bar_9_bar_0_bar_30"
 
 
-def make_household(folder: Path, kind: str, seed: int) -> Path:
-    """Writes a game of a kind of task, with the files that ALFWorld's expert reads."""
+def make_household(folder: Path, kind: str, seed: int, *, size: int = 1) -> Path:
+    """Writes a game of a kind of task, with the files that ALFWorld's expert reads.
+
+    `size` is how many times the places of the smallest it has.
+    """
     draw = random.Random(seed)
     goals, thing = gdict[kind], draw.choice(_THINGS)
     target = draw.choice(sorted(_TARGETS))
@@ -41,7 +44,7 @@ def make_household(folder: Path, kind: str, seed: int) -> Path:
     game = {
         "pddl_domain": Path(ALFRED_PDDL_PATH).read_text("utf-8"),
         "grammar": Path(ALFRED_TWL2_PATH).read_text("utf-8").replace("UNKNOWN GOAL", task),
-        "pddl_problem": f"{_problem(draw, thing, target)}{goal}",
+        "pddl_problem": f"{_problem(draw, thing, target, size)}{goal}",
         "solvable": True,
         "walkthrough": None,
     }
@@ -59,12 +62,12 @@ def make_household(folder: Path, kind: str, seed: int) -> Path:
     return path
 
 
-def _problem(draw: random.Random, thing: str, target: str) -> str:
+def _problem(draw: random.Random, thing: str, target: str, size: int) -> str:
     """Objects and facts of a kitchen: a lamp, two of what is wanted, one of each other."""
     places = [
         (kind, _identifier(draw, kind))
         for kind, number in (_PLACES | _TARGETS).items()
-        for _ in range(number)
+        for _ in range(number * size)
     ]
     things = [(kind, _identifier(draw, kind)) for kind in (*_THINGS, thing, "DeskLamp")]
     where = {

@@ -72,10 +72,10 @@ def played(environment: TextEnvironment, task: Task, policy: str) -> tuple[float
             return total, info["success"], seen
 
 
-def test_the_promises_are_kept(adventures: Path) -> None:
-    found = check_environment(
-        lambda: make_environment("textworld", {"data": adventures, "max_turns": 8})
-    )
+@pytest.mark.parametrize("games", ["adventures", "households"])
+def test_the_promises_are_kept(games: str, request: pytest.FixtureRequest) -> None:
+    options = {"data": request.getfixturevalue(games), "max_turns": 8}
+    found = check_environment(lambda: make_environment("textworld", options))
     assert {promise: problems for promise, problems in found.items() if problems} == {}
 
 
@@ -129,6 +129,26 @@ def test_alfworld_itself_says_the_same(households: Path) -> None:
             state, reward, done = theirs.step(command)
             ours = environment.step(command)
             assert ours[:3] == ("\n".join(state.feedback.split("\n\n")).strip(), reward, done)
+
+
+def test_a_game_that_is_played_again_is_neither_parsed_nor_translated(
+    households: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And TextWorld's own functions are back after each command, for others in the process."""
+    import fast_downward.translate.translate as translation  # pyright: ignore[reportMissingImports]
+    import tatsu.contexts  # pyright: ignore[reportMissingImports]
+    from textworld.envs.pddl import textgen  # pyright: ignore[reportMissingImports]
+
+    environment = make_environment("textworld", {"data": households, "max_turns": 4})
+    task = environment.tasks("train")[0]
+    own = textgen.copy_context
+    before = played(environment, task, "random")
+    assert textgen.copy_context is own
+    costly = []
+    for owner, name in ((tatsu.contexts.ParseContext, "parse"), (translation, "pddl_to_sas")):
+        monkeypatch.setattr(owner, name, lambda *_, **__: costly.append(1))
+    assert played(environment, task, "random") == before
+    assert costly == []
 
 
 def test_what_is_no_command_costs_a_turn_and_changes_nothing(adventures: Path) -> None:

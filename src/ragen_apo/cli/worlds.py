@@ -112,11 +112,11 @@ def check(environment: str, *options: Overrides, num_tasks: Number = 50) -> int:
 
     keys = parse_options(options)
     found = check_environment(partial(make_environment, environment, keys))
-    table, split = {}, "train"
+    table, split, splits = {}, "train", ("test",)
     if not any(found.values()):
         try:
             with opened_environment(environment, keys) as played:
-                split = first_split(played)
+                split, splits = first_split(played), played.properties.splits
                 table = policy_table(played, num_tasks=num_tasks)
         except ContractError as error:
             found["scripted policies play the training tasks"] = str(error)
@@ -135,6 +135,8 @@ def check(environment: str, *options: Overrides, num_tasks: Number = 50) -> int:
             "There is no scripted policy `teacher`: to train a small model, name another as "
             "warm_start.demonstrations.teacher."
         )
+    if "test" not in splits:
+        say(f"There is no split `test`: set evaluation.split to one of {', '.join(splits)}.")
     return 0
 
 

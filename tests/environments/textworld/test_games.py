@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from ragen_apo.environments.base import make_environment
-from ragen_apo.environments.textworld.engine import require_no_code
 from ragen_apo.environments.textworld.games import games_in
+from ragen_apo.environments.textworld.grammars import require_no_code
 from ragen_apo.errors import ConfigError, EnvironmentDataError
 
 

@@ -1,13 +1,10 @@
 """One game in progress, played by the packages textworld and alfworld.
 
 Games of TextWorld run in an interpreter (Frotz). Those of ALFWorld are a plan's domain and problem
-(PDDL); their texts come from a grammar in the same file, whose expressions textworld evaluates as
-Python. Here they may only name things and join texts.
+(PDDL); their texts come from a grammar in the same file.
 """
 
-import ast
 import contextlib
-import functools
 import hashlib
 import random
 import re
@@ -16,31 +13,20 @@ import warnings
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
 
 from ragen_apo.environments.textworld.games import PLANNED
+from ragen_apo.environments.textworld.grammars import careful_grammars
+from ragen_apo.environments.textworld.packages import imported
 from ragen_apo.environments.toolkit.global_generators import borrowed_generators
-from ragen_apo.errors import ConfigError, EnvironmentDataError, RagenApoError
-from ragen_apo.printable import raised_in_words, shortened
+from ragen_apo.errors import EnvironmentDataError, RagenApoError
+from ragen_apo.printable import raised_in_words
 
 _IDLE: list[Any] = []
 """Planners that no game uses. Each holds a copy of a C library, which cannot be unloaded."""
 _ENDING = re.compile(r"\s*\*\*\*.*", re.DOTALL)
 """After the last command: that it is over, the score, and a menu."""
-_HARMLESS = (
-    ast.Expression,
-    ast.Name,
-    ast.Attribute,
-    ast.Load,
-    ast.Constant,
-    ast.BinOp,
-    ast.Add,
-    ast.BoolOp,
-    ast.Or,
-    ast.And,
-)
 
 
 @dataclass(frozen=True)
@@ -58,17 +44,6 @@ class Scene:
     """A digest of all that is true in the world, and of what can be seen."""
     advice: str | None
     """An expert's next command, where there is an expert."""
-
-
-def package_versions() -> str:
-    """Of what plays the games; raises ConfigError where it is missing."""
-    try:
-        return "-".join(map(metadata.version, ("textworld", "alfworld")))
-    except metadata.PackageNotFoundError as error:
-        raise ConfigError(
-            f"environment.name: 'textworld' needs the package {error.name}, which is not "
-            "installed; run `pip install 'ragen-apo[textworld]'`"
-        ) from error
 
 
 class Engine:
@@ -132,16 +107,15 @@ class Engine:
             self._game.close()
 
     def _run(self, has_expert: bool) -> Any:
-        textworld = _imported("textworld")
+        textworld = imported("textworld")
         wanted = textworld.EnvInfos(
             **_WANTED, description=True, inventory=True, policy_commands=has_expert
         )
         return textworld.start(str(self._path), wanted)
 
     def _planned(self, has_expert: bool) -> Any:
-        _check_grammars()
-        alfworld = _imported("alfworld.agents.environment.alfred_tw_env")
-        textworld, envs = _imported("textworld"), _imported("textworld.envs")
+        alfworld = imported("alfworld.agents.environment.alfred_tw_env")
+        textworld, envs = imported("textworld"), imported("textworld.envs")
         planner = _IDLE.pop() if _IDLE else envs.PddlEnv(textworld.EnvInfos(**_WANTED))
         self._give_back = weakref.finalize(self, _IDLE.append, planner)
         self._give_back.atexit = False
@@ -174,7 +148,8 @@ class Engine:
 
         Frotz warns that it does not know the game, which TextWorld has made.
         """
-        with borrowed_generators(), warnings.catch_warnings():
+        grammars = careful_grammars() if self._is_planned else contextlib.nullcontext()
+        with borrowed_generators(), grammars, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             random.seed(f"{self._seed}/{self._num_commands}")
             arguments = sys.argv
@@ -186,44 +161,3 @@ class Engine:
 
 _WANTED = dict.fromkeys(("admissible_commands", "facts", "lost", "max_score", "score", "won"), True)
 """What textworld says of each state."""
-
-
-def _imported(name: str) -> Any:
-    try:
-        return import_module(name)
-    except ImportError as error:
-        raise ConfigError(
-            f"environment.name: 'textworld' needs {name}, which cannot be imported ({error}); run "
-            "`pip install 'ragen-apo[textworld]'`"
-        ) from error
-
-
-def _check_grammars() -> None:
-    """Makes textworld check what it evaluates, in all games of this process."""
-    grammars = _imported("textworld.envs.pddl.textgen")
-
-    def derive(symbol: Any, context: Any = None) -> list[Any]:
-        """As before. Since Python 3.13 a function's `locals()` cannot be given names."""
-        require_no_code(symbol.expression)
-        names = (context or symbol.context)["variables"]
-        value = eval(symbol.expression.strip(), {"__builtins__": {}}, names)
-        return [grammars.TerminalSymbol(value)]
-
-    grammars.EvalSymbol.derive = derive
-
-
-@functools.lru_cache(maxsize=1024)
-def require_no_code(expression: str) -> None:
-    """Raises EnvironmentDataError for an expression that is more than names and texts joined."""
-    try:
-        nodes = list(ast.walk(ast.parse(expression.strip(), mode="eval")))
-    except SyntaxError:
-        nodes = [None]
-    for node in nodes:
-        is_private = isinstance(node, ast.Attribute) and node.attr.startswith("_")
-        if is_private or not isinstance(node, _HARMLESS):
-            raise EnvironmentDataError(
-                f"the grammar of a game would run Python code: {shortened(repr(expression), 80)}; "
-                "expected names and texts joined, as in ALFWorld's own. Take games from those "
-                "whom you trust"
-            )

@@ -13,8 +13,9 @@ from pydantic import ConfigDict, Field
 
 from ragen_apo.config.section import Section
 from ragen_apo.environments.base import EnvironmentProperties, validate_options
-from ragen_apo.environments.textworld.engine import Engine, package_versions
+from ragen_apo.environments.textworld.engine import Engine
 from ragen_apo.environments.textworld.games import NAME, Games, games_in
+from ragen_apo.environments.textworld.packages import package_versions
 from ragen_apo.environments.textworld.scripted import POSSIBLE, SEPARATOR, Matcher, Player
 from ragen_apo.environments.toolkit.game import Answer, GameEnvironment, digest_of_options
 from ragen_apo.plural import counted
