@@ -17,22 +17,22 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
-import textworld  # pyright: ignore[reportMissingImports]
-from alfworld.agents.environment.alfred_tw_env import (  # pyright: ignore[reportMissingImports]
-    AlfredDemangler,
-)
 from benchmarks.tables import write_page
 
 from ragen_apo.environments.textworld.engine import Engine
-from tests.interop.households import KINDS, make_household
 
 
 class Theirs:
     """ALFWorld's wrapper, which translates and parses for each game and command."""
 
     def __init__(self, path: Path) -> None:
+        import textworld  # pyright: ignore[reportMissingImports]
+        from alfworld.agents.environment import (  # pyright: ignore[reportMissingImports]
+            alfred_tw_env,
+        )
+
         wanted = textworld.EnvInfos(won=True, admissible_commands=True, facts=True)
-        self._game = textworld.start(str(path), wanted, [AlfredDemangler])
+        self._game = textworld.start(str(path), wanted, [alfred_tw_env.AlfredDemangler])
         self._state = self._game.reset()
 
     def commands(self) -> list[str]:
@@ -111,6 +111,8 @@ def games(data: Path | None, folder: Path, number: int) -> list[Path]:
     """Games of a folder, or households that are made for it."""
     if data is not None:
         return sorted(data.rglob("*.tw-pddl"))[:number]
+    from tests.interop.households import KINDS, make_household  # needs alfworld
+
     kinds = itertools.islice(itertools.cycle(KINDS), number)
     return [make_household(folder, kind, seed, size=4) for seed, kind in enumerate(kinds)]
 

@@ -40,7 +40,6 @@ from tests.distributed.runs import (
     curves,
     go_on,
     make_reference,
-    with_keys,
 )
 
 pytestmark = pytest.mark.slow
@@ -162,11 +161,10 @@ def test_a_rank_that_sees_another_newest_checkpoint_than_the_first_says_so(
 ) -> None:
     """As a disk of the network may show for a while: its weights would be of another step."""
     for rank in range(2):
-        path = Path(shutil.copytree(started, tmp_path / str(rank)))
-        with_keys(RunDirectory(path), "--machine.rank_timeout_seconds=10")
+        shutil.copytree(started, tmp_path / str(rank))
     newest = list_checkpoints(RunDirectory(tmp_path / str(lacking)).checkpoints)[-1]
     shutil.rmtree(newest)
-    first, second = answers(in_ranks(2, go_on_apart, tmp_path))
+    first, second = answers(in_ranks(2, go_on_apart, tmp_path, timeout_seconds=10.0))
     assert second.startswith("rank 1 of 2 on "), second
     what = f"does not find {newest}" if lacking == 1 else f"finds {newest.name} as the newest"
     assert what in second
@@ -316,8 +314,8 @@ def start_unshared(ranks: Ranks, config: Path, run: Path) -> str:
 
 
 def test_a_rank_that_does_not_see_the_run_directory_says_so(tmp_path: Path) -> None:
-    config = config_file(tmp_path, "--machine.rank_timeout_seconds=4")
-    _, message = answers(in_ranks(2, start_unshared, config, tmp_path))
+    config = config_file(tmp_path)
+    _, message = answers(in_ranks(2, start_unshared, config, tmp_path, timeout_seconds=4.0))
     assert message.startswith("rank 1 of 2 on "), message
     assert f"does not find {tmp_path / '1' / 'config.yaml'}" in message
     assert "a disk that all hosts share" in message

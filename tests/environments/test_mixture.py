@@ -178,3 +178,9 @@ def test_the_turn_limit_is_that_of_the_longest_part_where_all_declare_one(tmp_pa
     assert mixture({"shop": {"max_turns": 6}, "bandit": {}}).properties.max_turns == 6
     endless = {"data": "generated:50", "store": str(tmp_path), "max_turns": None}
     assert mixture({"shop": {}, "webshop": endless}).properties.max_turns is None
+
+
+def test_a_limit_of_turns_for_all_parts_is_named_by_the_key_that_was_written() -> None:
+    message = refusal({"shop": {}, "countdown": {}}, max_turns=0)
+    assert "max_turns is environment.max_turns" in message
+    assert "environment.max_turns" not in refusal({"shop": {"max_turns": 0}}, max_turns=3)

@@ -209,6 +209,22 @@ def test_of_equal_values_the_line_is_the_mean() -> None:
     assert flat[:, 0].tolist() == pytest.approx([4.0, 3.5, 1.5])
 
 
+@pytest.mark.parametrize("unit", [1e-5, 1.0, 1e4, 1e8])
+def test_the_line_is_the_same_in_every_unit_of_returns(unit: float) -> None:
+    """One value that differs: without it the variance is a rest of rounding, which grows with the
+    unit; and values that spread do so in a small one as well."""
+    draws = torch.Generator().manual_seed(0)
+    residual_B1 = torch.rand(8, 1, generator=draws)
+    arguments = {"present_BS": torch.ones(8, 1, dtype=torch.bool)}
+    one_other = torch.full((8, 1), 0.98468)
+    one_other[0] = 0.08519
+    for values_B1 in (one_other, torch.rand(8, 1, generator=draws)):
+        plain = line_of_others(residual_B1, values_BS=values_B1, **arguments)
+        scaled = line_of_others(residual_B1 * unit, values_BS=values_B1 * unit, **arguments)
+        torch.testing.assert_close(scaled / unit, plain, rtol=1e-5, atol=1e-6)
+    assert plain.std() > 0
+
+
 @pytest.mark.parametrize("size", [3, 16, 64])
 def test_one_other_value_gives_no_slope_to_the_rows_that_are_equal(size: int) -> None:
     """Without it all values are one, and their variance in float32 a rest of rounding."""

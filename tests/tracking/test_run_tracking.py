@@ -9,10 +9,15 @@ import pytest
 
 from ragen_apo.config import RunConfig, resolved_yaml
 from ragen_apo.errors import ConfigError, RunDirectoryError
-from ragen_apo.files import append_json_line, read_json_lines, write_json_lines_atomically
+from ragen_apo.files import (
+    append_json_line,
+    read_json_lines,
+    write_json_atomically,
+    write_json_lines_atomically,
+)
 from ragen_apo.run_directory import RunDirectory
 from ragen_apo.stages.inputs import check_start
-from ragen_apo.tracking.run_tracking import TRACKERS, RunTracking, numbers
+from ragen_apo.tracking.run_tracking import TRACKERS, RunTracking, numbers, stage_one_row
 from tests import factories
 from tests.factories import Sayings, assert_same_tensors, changed, rows
 from tests.tracking.trackers import Fails, Remembers, Written
@@ -165,6 +170,38 @@ def test_a_tracker_that_failed_gets_what_it_missed(
     monkeypatch.setattr(Fails, "where", "nowhere")
     assert attempt(run, 3, trackers="mlflow") == []
     assert losses() == [(1, 1.0), (2, 2.0), (3, 3.0)]
+
+
+@pytest.mark.usefixtures("installed")
+def test_stage_one_of_later_references_is_sent_when_it_was_missed_and_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunDirectory(tmp_path)
+    for version in (0, 1):
+        run.reference(version).mkdir(parents=True)
+        write_json_atomically(run.value_report_of(version), {"mean_return": version / 2})
+    attempt(run, 1, trackers="mlflow")
+    monkeypatch.setattr(Fails, "where", "nowhere")
+    tracking = RunTracking(factories.config("--tracking=[mlflow]"), run, Sayings())
+    with tracking.running():  # Stage 1 of the first reference runs again when a run is resumed
+        tracking.note(run.value_report, stage_one_row({"mean_return": 0.0}, 0))
+    assert only_run().points["stage_1/mean_return"] == [(0, 0.0), (1, 0.5)]
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_tracker_that_exits_ends_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Fails, "error", SystemExit)
+    assert len(attempt(RunDirectory(tmp_path), 1, trackers="mlflow")) == 1
+
+
+@pytest.mark.usefixtures("installed")
+def test_trackers_are_told_whether_the_run_came_to_its_end(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    tracking = RunTracking(factories.config("--tracking=[tensorboard]"), run, Sayings())
+    with pytest.raises(KeyboardInterrupt), tracking.running():
+        raise KeyboardInterrupt
+    attempt(run, 1)
+    assert only_run().failed == [True, False]
 
 
 @pytest.mark.usefixtures("installed")

@@ -25,6 +25,8 @@ class Written:
     """By name, (step, value)."""
     episodes: str = ""
     """All that was written of episodes, as one text."""
+    failed: list[bool] = field(default_factory=list)
+    """What each attempt was said to have done in the end."""
     runs: int = 1
     """How many runs the tracker thinks there are."""
 
@@ -50,17 +52,19 @@ class Remembers:
     def log_episodes(self, step: int, episodes: Sequence[Trajectory]) -> None:
         self.written.episodes += f"{step}: {len(episodes)}\n"
 
-    def finish(self) -> None: ...
+    def finish(self, *, failed: bool) -> None:
+        self.written.failed.append(failed)
 
 
 class Fails(Remembers):
     """Raises at one place, named by `where`, or everywhere."""
 
     where: ClassVar[str] = "everywhere"
+    error: ClassVar[type[BaseException]] = OSError
 
     def _raise(self, here: str) -> None:
         if self.where in (here, "everywhere"):
-            raise OSError(f"no route to https://me:secret@tracker.example ({here})")
+            raise self.error(f"no route to https://me:secret@tracker.example ({here})")
 
     def __init__(
         self, run_name: str, config: Mapping[str, Any], *, project: str, folder: Path
@@ -75,7 +79,7 @@ class Fails(Remembers):
     def log_episodes(self, step: int, episodes: Sequence[Trajectory]) -> None:
         self._raise("log_episodes")
 
-    def finish(self) -> None:
+    def finish(self, *, failed: bool) -> None:
         self._raise("finish")
 
 

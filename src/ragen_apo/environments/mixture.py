@@ -162,12 +162,15 @@ def _make_part(label: str, part: PartOptions, *, max_turns: int | None) -> TextE
         raise ConfigError(
             f"{where}: a mixture cannot be a part of a mixture; list its parts here instead"
         )
-    limit = {} if max_turns is None else {"max_turns": max_turns}
+    own = part.model_extra or {}
+    limit = {} if max_turns is None or "max_turns" in own else {"max_turns": max_turns}
     try:
-        return make_environment(name, {**limit, **(part.model_extra or {})})
+        return make_environment(name, {**limit, **own})
     except ConfigError as error:
         # A part names its keys as if it were the whole environment.
         message = re.sub(r"^environment\b", lambda _: where, str(error), flags=re.MULTILINE)
+        if limit and "max_turns" in message:
+            message += ". This max_turns is environment.max_turns, which all parts get"
         raise ConfigError(message) from error
 
 

@@ -33,7 +33,7 @@ from ragen_apo.choices import LengthNormalization, LossForm, check_choice
 from ragen_apo.objectives.tensors import check_tokens, check_vectors, token_log_ratio
 
 MIN_VALUE_VARIANCE = 1e-10
-"""Values that spread less than this are all the same, but for rounding."""
+"""Of the mean square of all values: those that spread less are all the same, but for rounding."""
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,8 @@ def line_of_others(residual_BS: Tensor, *, values_BS: Tensor, present_BS: Tensor
     squares_B = mean_of_others(value_BS.square(), present_BS=present_BS)
     covariance_B = products_B - mean_value_B * mean_centred_B
     variance_B = squares_B - mean_value_B.square()
-    is_spread_B = variance_B > MIN_VALUE_VARIANCE
+    size = values_BS[present_BS].double().square().mean()
+    is_spread_B = variance_B > MIN_VALUE_VARIANCE * size
     slope_B = torch.where(is_spread_B, covariance_B / variance_B, 0.0)
     rise_BS = slope_B[:, None] * (value_BS - mean_value_B[:, None])
     return (middle + mean_centred_B[:, None] + rise_BS).to(residual_BS.dtype)

@@ -22,6 +22,7 @@ from ragen_apo.stages.collect_values import asked, collect_values
 from ragen_apo.stages.origin import require_same_origin
 from ragen_apo.stages.stored_values import stored_trajectories
 from ragen_apo.stages.task_selection import select_stored_tasks
+from ragen_apo.tracking.run_tracking import stage_one_row
 from ragen_apo.types import StopReason, Task, Trajectory, TurnFlag
 from ragen_apo.values.conditions import SamplingConditions
 from ragen_apo.values.coverage import Faults, coverage_report, coverage_sentence, few_are_solved
@@ -98,7 +99,7 @@ def note_values(session: Session, report: Mapping[str, Any], *, version: int) ->
         return
     path = session.run.value_report_of(version)
     write_json_atomically(path, report)
-    session.tracking.note(path, {"phase": "stage_1", "step": version, **report})
+    session.tracking.note(path, stage_one_row(report, version))
 
 
 def note_stage_one_tokens(run: RunDirectory) -> None:

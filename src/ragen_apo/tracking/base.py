@@ -33,8 +33,8 @@ class Tracker(Protocol):
         """Episodes of the evaluation after this step of Stage 2."""
         ...
 
-    def finish(self) -> None:
-        """Brings to safety what is under way."""
+    def finish(self, *, failed: bool) -> None:
+        """Brings to safety what is under way; `failed` where the run did not come to its end."""
         ...
 
 

@@ -64,5 +64,5 @@ class MLflow:
         rows = [facts(episode) | {"messages": messages(episode)} for episode in episodes]
         self._client.log_dict(self._run, {"episodes": rows}, f"episodes/step-{step:06}.json")
 
-    def finish(self) -> None:
-        self._client.set_terminated(self._run)
+    def finish(self, *, failed: bool) -> None:
+        self._client.set_terminated(self._run, status="FAILED" if failed else "FINISHED")

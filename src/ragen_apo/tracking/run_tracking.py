@@ -53,6 +53,8 @@ class _State(BaseModel):
 
 
 _STATE = TypeAdapter(_State)
+_REPORT_ADVICE = "Delete it: `ragen-apo estimate-values RUN` writes it again"
+_REPORT: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Any])
 _STATE_ADVICE = "Delete it: trackers then get the whole run again, under a new name"
 
 
@@ -87,10 +89,12 @@ class RunTracking:
         require_trackers(self._config.tracking)
         if self._config.tracking.trackers:
             self._start()
+        failed = True
         try:
             yield
+            failed = False
         finally:
-            self._each("finish", lambda _, tracker: tracker.finish())
+            self._each("finish", lambda _, tracker: tracker.finish(failed=failed))
             self._trackers.clear()
 
     def note(
@@ -125,12 +129,18 @@ class RunTracking:
         for path in (self._run.warm_start, self._run.distillation, self._run.metrics):
             for row in read_json_lines(path):
                 self._send(path, row)
+        for version in self._run.reference_versions():
+            path = self._run.value_report_of(version)
+            if path.exists():
+                report = read_json(path, _REPORT, advice=_REPORT_ADVICE)
+                self._send(path, stage_one_row(report, version))
         self._save_state()
 
     def _send(
         self, path: Path, row: Mapping[str, Any], *, episodes: Sequence[Trajectory] = ()
     ) -> None:
-        self._num_written[path.name] += 1
+        is_one_row = path.suffix == ".json"  # which may be written again
+        self._num_written[path.name] += not (is_one_row and self._num_written[path.name])
         number = self._num_written[path.name]
         metrics, shown = numbers(row), episodes[: self._config.tracking.num_episodes]
 
@@ -154,7 +164,7 @@ class RunTracking:
     def _surviving(self, name: str, doing: str) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # noqa: BLE001 - no tracker may stop a run
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - no tracker may stop a run
             self._trackers.pop(name, None)
             why = _PASSWORD.sub("//...@", exception_in_words(error))
             self._progress.say(
@@ -164,6 +174,11 @@ class RunTracking:
 
     def _save_state(self) -> None:
         write_json_atomically(self._run.tracking_state, self._state.model_dump())
+
+
+def stage_one_row(report: Mapping[str, Any], version: int) -> dict[str, Any]:
+    """The coverage under a reference, as a row of trackers: step `version` of Stage 1."""
+    return {"phase": "stage_1", "step": version, **report}
 
 
 def numbers(row: Mapping[str, Any]) -> dict[str, float]:

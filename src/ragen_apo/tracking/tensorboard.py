@@ -35,7 +35,7 @@ class TensorBoard:
             ]
             self._writer.add_text(f"episode {number}", _block("\n\n".join(parts)), step)
 
-    def finish(self) -> None:
+    def finish(self, *, failed: bool) -> None:
         self._writer.close()
 
 

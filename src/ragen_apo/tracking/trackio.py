@@ -44,6 +44,6 @@ class Trackio:
         ]
         self._run.log({"episodes": traces}, step=step)
 
-    def finish(self) -> None:
+    def finish(self, *, failed: bool) -> None:
         with contextlib.redirect_stdout(io.StringIO()):
             self._trackio.finish()

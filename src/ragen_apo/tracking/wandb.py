@@ -73,5 +73,5 @@ class WeightsAndBiases:
         columns = ["step", *facts(episodes[0]), "messages"]
         self._run.log({"episodes": self._wandb.Table(columns=columns, data=rows), "step": step})
 
-    def finish(self) -> None:
-        self._run.finish()
+    def finish(self, *, failed: bool) -> None:
+        self._run.finish(exit_code=int(failed))

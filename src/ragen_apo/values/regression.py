@@ -52,7 +52,8 @@ class ValueRegression:
 
     beta: float
     highest: float
-    """The highest return-to-go; exponentials are of differences to it."""
+    """The highest return-to-go: no prediction is higher, and exponentials are of differences to
+    it."""
     means: Sequence[float]
     """Of each number of a state."""
     deviations: Sequence[float]
@@ -100,8 +101,7 @@ class ValueFunction:
         f_N = features_ND @ self._weight_D + self._constant
         if not math.isinf(self._beta):
             f_N = self._highest + self._beta * f_N.clamp(min=0).log()
-            f_N = f_N.clamp(min=self._lowest)
-        return f_N.float()
+        return f_N.clamp(self._lowest, self._highest).float()
 
 
 class RandomFeatures:

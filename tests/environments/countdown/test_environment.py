@@ -136,6 +136,13 @@ def test_the_first_attempt_earns_all_or_the_form_or_nothing() -> None:
         assert truncated == (not success)
 
 
+def test_nothing_may_follow_an_expression_however_far_behind() -> None:
+    environment = make_environment("countdown", {})
+    environment.reset(task_of(3, 5, 2, target=16), seed=0)
+    text, reward, *_ = environment.step(f"(3 + 5) * 2 = 16{' ' * 1000}or not")
+    assert (text, reward) == ("Invalid expression: it is too long.", 0.0)
+
+
 def test_more_attempts_do_not_earn_more_than_one() -> None:
     environment = make_environment("countdown", {"max_turns": 4})
     environment.reset(task_of(3, 5, 2, target=16), seed=0)

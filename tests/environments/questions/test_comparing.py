@@ -105,6 +105,12 @@ def test_math_verify_reads_raised_digits_and_factorials(answer: str, right: str)
         ("$18", "18 dollars", True),
         ("3", "3 km", True),
         ("3 km", "3", True),
+        ("3km", "3", True),
+        ("8 quarters", "8", True),
+        ("5 meters squared", "5", True),
+        ("3m", "3 m", True),
+        ("2", "2xy", False),
+        ("2xy", "2", False),
     ],
 )
 def test_units_are_the_same_where_both_answers_have_one(
@@ -117,6 +123,18 @@ def test_units_are_the_same_where_both_answers_have_one(
 @pytest.mark.parametrize("answer", ["4%2", "4$2", "4\u00b02", r"4\%2", r"4\left2"])
 def test_a_sign_between_digits_does_not_join_them(mode: Mode, answer: str) -> None:
     assert not WITHOUT[mode].is_right(answer, "42")
+
+
+@needs_math_verify
+def test_math_verify_judges_products() -> None:
+    auto = comparison("auto")
+    assert auto.is_right("2yx", "2xy") and auto.is_right("5 m", "5m")
+    assert not auto.is_right("2", "2xy")
+
+
+@pytest.mark.parametrize("other", ["f'", "f!", "'f"])
+def test_primes_and_factorials_make_another_text(other: str) -> None:
+    assert not WITHOUT["auto"].is_right(other, "f") and not WITHOUT["auto"].is_right("f", other)
 
 
 def test_a_text_is_right_although_its_number_cannot_be_read() -> None:
@@ -175,5 +193,5 @@ def test_asking_for_math_verify_without_it_says_what_to_install(
 @needs_math_verify
 def test_the_version_says_whether_and_which_math_verify_judges(mode: Mode) -> None:
     used = comparison(mode)
-    assert used.version == f"3-{mode}-math-verify{used.library_version}"
-    assert Comparison(mode, None).version == f"3-{mode}"
+    assert used.version == f"4-{mode}-math-verify{used.library_version}"
+    assert Comparison(mode, None).version == f"4-{mode}"

@@ -181,3 +181,11 @@ def test_another_way_to_compare_is_another_version_of_the_reward(tmp_path: Path)
         for mode in ("auto", "text", "number")
     }
     assert len(versions) == 3
+
+
+@pytest.mark.parametrize("option", ["data", "test_data"])
+def test_an_empty_path_is_refused_by_name(option: str, tmp_path: Path) -> None:
+    write_rows(tmp_path / "q.jsonl", [question(number) for number in range(9)])
+    options = {"data": str(tmp_path / "q.jsonl"), option: ""}
+    with pytest.raises(ConfigError, match=f"environment.{option}"):
+        make_environment("questions", options)

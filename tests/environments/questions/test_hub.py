@@ -113,3 +113,29 @@ def test_without_the_package_the_error_says_what_to_install(
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ConfigError, match=r"pip install 'ragen-apo\[datasets\]'.*environment.data"):
         make_environment("questions", {"dataset": "openai/gsm8k", "subset": "main"})
+
+
+@pytest.mark.slow
+def test_a_folder_that_changed_is_read_again(datasets: Any, tmp_path: Path) -> None:
+    folder = folder_of_lines(tmp_path / "set")
+    before = make_environment("questions", {"dataset": str(folder)})
+    write_rows(folder / "train.jsonl", [question(number) for number in range(30, 40)])
+    after = make_environment("questions", {"dataset": str(folder)})
+    assert [len(each.tasks("train")) for each in (before, after)] == [20, 10]
+
+
+@pytest.mark.slow
+def test_pictures_are_read_only_where_they_are_asked_for(datasets: Any, tmp_path: Path) -> None:
+    pytest.importorskip("PIL")
+    folder = tmp_path / "set"
+    rows = [
+        {**question(number), "picture": {"bytes": b"none", "path": None}} for number in range(9)
+    ]
+    features = {"question": datasets.Value("string"), "answer": datasets.Value("string")}
+    typed = datasets.Features({**features, "picture": datasets.Image()})
+    folder.mkdir()
+    datasets.Dataset.from_list(rows).cast(typed).to_parquet(folder / "train.parquet")
+    options = {"dataset": str(folder), "test_split": None}
+    assert make_environment("questions", options).tasks("train")
+    with pytest.raises(ConfigError, match="cannot be read, split train.*Columns that are not used"):
+        questions_of(options, keep_columns=True)

@@ -51,7 +51,19 @@ def test_a_number_is_read_exactly_without_its_signs_and_units(text: str, number:
         *("", " ", "km", "seven", "3 million", "2 dozen", "7x", "2 pi", "5 e", "7 or eight"),
         *("3 + 4", "7-3", "2^3", "7 or 8", "7, 8", "1,2", "1,23", "1.2.3", "3:30", "2020-01-01"),
         *("4%2", "4$2", "4\u00b02", r"1\$000"),
-        *("1/0", "1/2/3", "1e9999", "\u0663", "\ud800", "9" * 501, "nan", "inf"),
+        *("2xy", "6ab", "2 xy", "2 sin x", "5 squared", "5 factorial", "5 choose n", "2 thirds"),
+        *(
+            "3 thousands",
+            "7 is wrong",
+            "1/0",
+            "1/2/3",
+            "1e9999",
+            "\u0663",
+            "\ud800",
+            "9" * 501,
+            "nan",
+            "inf",
+        ),
     ],
 )
 def test_a_text_that_is_no_number_or_more_than_one_is_not_read(text: str) -> None:
@@ -90,3 +102,19 @@ def test_the_last_box_counts_with_the_braces_in_it() -> None:
     assert unboxed(r"so \boxed{1}, no, \boxed{\frac{1}{2}}.") == r"\frac{1}{2}"
     assert unboxed(r"\boxed{never closed") == r"\boxed{never closed"
     assert unwrapped(r"\boxed{\text{red}}") == "red"
+
+
+@pytest.mark.parametrize(
+    ("text", "content"),
+    [
+        (r"so $\boxed 5$.", "5"),
+        (r"so $\boxed {5}$.", "5"),
+        (r"so $\fbox{5}$.", "5"),
+        (r"$\boxed 12.5$", "12.5"),
+        (r"a \boxed 3, then", "3"),
+        (r"\boxed{1} and \boxed 2", "2"),
+        (r"\boxedx", r"\boxedx"),
+    ],
+)
+def test_a_box_may_have_a_space_or_no_braces(text: str, content: str) -> None:
+    assert unboxed(text) == content

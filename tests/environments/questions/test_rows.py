@@ -172,3 +172,9 @@ def test_an_answer_that_is_no_number_is_refused_where_numbers_are_compared(tmp_p
     path = write_rows(tmp_path / "own.jsonl", rows)
     with pytest.raises(EnvironmentDataError, match="line 1: the answer 'Lima' is no number"):
         made(path, compare="number")
+
+
+def test_a_whole_number_of_any_length_is_text_as_any_other(tmp_path: Path) -> None:
+    rows = [{**question(number), "answer": 10**400 + number} for number in range(9)]
+    task = made(write_rows(tmp_path / "q.jsonl", rows)).tasks("train")[0]
+    assert len(task.payload["answer"]) == 401

@@ -14,6 +14,7 @@ from pydantic import Field, model_validator
 from ragen_apo.config.section import Section
 from ragen_apo.environments.base import EnvironmentProperties, Reply, validate_options
 from ragen_apo.environments.countdown.arithmetic import (
+    MAX_CHARACTERS,
     OPERATORS,
     ExpressionError,
     Part,
@@ -29,7 +30,7 @@ from ragen_apo.seeding import generator
 from ragen_apo.types import Task
 
 NAME = "countdown"
-TEXT_VERSION = 1
+TEXT_VERSION = 2
 """Raise it whenever the words of an observation or the dynamics change."""
 WRONG_NUMBERS = "wrong_numbers"
 """Flag of a turn whose expression does not use the given numbers once each."""
@@ -94,7 +95,8 @@ class CountdownGame:
 
     def play(self, text: str) -> Answer:
         try:
-            expression = read_expression(_RESULT.sub("", text[:1000]))
+            is_long = len(text) > MAX_CHARACTERS * 5  # the search takes time squared
+            expression = read_expression(text if is_long else _RESULT.sub("", text))
         except ExpressionError as error:
             reward = self._rewards.turn + self._rewards.invalid_action
             return Answer(f"Invalid expression: {error}.", reward, invalid=True)

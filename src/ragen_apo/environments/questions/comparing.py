@@ -20,14 +20,16 @@ from ragen_apo.environments.questions.numbers import read_quantity, spelled_out,
 from ragen_apo.errors import ConfigError
 
 Mode = Literal["auto", "math", "text", "number"]
-RULES_VERSION = 3
+RULES_VERSION = 4
 """Raise it whenever the same answer to the same question would earn something else."""
 LIBRARY = "math-verify"
 
 _MATHEMATICAL = re.compile(r"[0-9\\^_=+*/<>{}()\[\]|]|^\s*[A-Za-z]\s*$")
 _DOLLAR = re.compile(r"(?<!\d)\$|\$(?!\d)")
-_END_OF_SENTENCE = re.compile(r"(?:(?<=[^\W\d_][^\W\d_])[.!]+|\.+)$")
+_END_OF_SENTENCE = re.compile(r"(?:(?<=[^\W\d_]{3})[.!]+|\.+)$")
 """A full stop, and an exclamation mark behind a word: elsewhere it is a factorial."""
+_QUOTED = re.compile(r"""(["'])(.*)\1""")
+"""Not `f'`, which is a derivative."""
 _ONE_CHOICE = re.compile(r"\(?([a-z])\)?")
 
 
@@ -83,7 +85,12 @@ def comparable_text(text: str) -> str:
     A dollar sign between two digits stays: `4$2` is not 42.
     """
     plain = _DOLLAR.sub("", unwrapped(unicodedata.normalize("NFKC", spelled_out(text))))
-    plain = " ".join(plain.casefold().split()).strip("\"'")
-    plain = _END_OF_SENTENCE.sub("", plain).strip("\"' ")
+    plain = _unquoted(" ".join(plain.casefold().split()))
+    plain = _unquoted(_END_OF_SENTENCE.sub("", plain))
     choice = _ONE_CHOICE.fullmatch(plain)
     return choice[1] if choice else plain
+
+
+def _unquoted(text: str) -> str:
+    quoted = _QUOTED.fullmatch(text)
+    return quoted[2].strip() if quoted else text

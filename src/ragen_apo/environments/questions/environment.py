@@ -190,8 +190,7 @@ def _task(row: Row, split: str, compare: Mode) -> Task:
 
 
 def _of_rows(options: FileOptions | DatasetOptions, keep_columns: bool) -> GameEnvironment:
-    paths = options.paths.values() if isinstance(options, FileOptions) else ()
-    stamps = tuple(map(_stamp, paths))
+    stamps = tuple((path.absolute(), _stamp(path)) for path in options.files())
     # pydantic's frozen models are hashable
     tasks, num_left_out = _tasks_of(options, stamps, keep_columns)  # pyright: ignore[reportArgumentType]
     number = sum(map(len, tasks.values()))

@@ -5,7 +5,7 @@ folder may hold, and how their names say the split (`train.jsonl`, `data/test-00
 what it documents.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ragen_apo.environments.questions.options import DatasetOptions
@@ -36,6 +36,7 @@ def dataset_rows(options: DatasetOptions, *, keep_columns: bool) -> list[list[Ro
                 columns[key] = column
         named = {*columns.values(), *READ}
         others = [name for name in loaded[split].column_names if keep_columns and name not in named]
+        wanted = [*dict.fromkeys(columns.values()), *others]
         pieces.append(
             [
                 row_of(
@@ -44,7 +45,7 @@ def dataset_rows(options: DatasetOptions, *, keep_columns: bool) -> list[list[Ro
                     location=f"{options.source}, row {number} of {split}",
                     keep_columns=keep_columns,
                 )
-                for number, values in enumerate(loaded[split], 1)
+                for number, values in _decoded(loaded[split].select_columns(wanted), options, split)
             ]
         )
     return pieces
@@ -65,12 +66,28 @@ def _loaded(options: DatasetOptions) -> Mapping[str, Any]:
         )
         return dict(loaded)
     except Exception as error:
-        reason = shortened(" ".join(f"{type(error).__name__}: {error}".split()), 500)
         raise ConfigError(
-            f"environment.dataset: {options.source} could not be loaded. {reason}. Expected a data "
-            "set of huggingface.co, where that can be reached, or a local folder; "
+            f"environment.dataset: {options.source} could not be loaded. {_reason(error)}. "
+            "Expected a data set of huggingface.co, where that can be reached, or a local folder; "
             "environment.subset names one of several configurations"
         ) from error
+
+
+def _decoded(
+    rows: Iterable[Mapping[str, Any]], options: DatasetOptions, split: str
+) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """The rows, numbered from 1; those of pictures and sounds may fail."""
+    try:
+        yield from enumerate(rows, 1)
+    except Exception as error:
+        raise ConfigError(
+            f"environment.dataset: {options.source} cannot be read, split {split}. "
+            f"{_reason(error)}. Columns that are not used are not read; tools get all of them"
+        ) from error
+
+
+def _reason(error: Exception) -> str:
+    return shortened(" ".join(f"{type(error).__name__}: {error}".split()), 500)
 
 
 def _check(option: str, got: str, known: Sequence[str], what: str) -> None:

@@ -4,7 +4,9 @@ r"""Numbers as people and models write them, read exactly.
 
 Currency signs and those of percent and degrees are dropped before and behind the number, units are
 kept apart from it; neither is ever converted: 25% is 25. A number that letters would change (`3
-million`, `7x`, `2 pi`) and one beside another number (`7 or 8`, `4%2`) are not read.
+million`, `7x`, `2ab`, `2 pi`, `5 squared`) and one beside another number (`7 or 8`, `4%2`) are not
+read. Right behind a number, and where they are short, letters are a unit only if they are a known
+one: `5cm`, and not `2xy`.
 """
 
 import re
@@ -28,6 +30,7 @@ _COMMAND = re.compile(r"\\[A-Za-z]+")
 _CALL = re.compile(r"\b[A-Za-z]\([^()]*\)")
 _UNKNOWN = re.compile(r"(?<!\d )(?<![A-Za-z])[A-Za-z](?![A-Za-z])")
 _COMPUTED = re.compile(r"[\d+*/^-]")
+_BOX = re.compile(r"\\(?:boxed|fbox)\s*(?:\{|(?<=\s)([^\s{}$\\]*[^\s{}$\\.,]))")
 _UNWRAPPED = re.compile(r"\\(?:text|mathrm|mbox|textbf|mathbf)\s*\{([^{}]*)\}")
 _FRACTION = re.compile(r"\\[dtc]?frac\s*(?:\{\s*(-?\d+)\s*\}\s*\{\s*(\d+)\s*\}|(\d)\s*(\d))")
 _NUMBER = re.compile(
@@ -41,9 +44,24 @@ _NUMBER = re.compile(
 _UNIT = re.compile(
     r"[a-z][a-z'\u00b2\u00b3-]*(?:[ /][a-z][a-z'\u00b2\u00b3-]*){0,3}", re.IGNORECASE
 )
-_ONE_LETTER_UNITS = frozenset("mgslhd")
-_SIZES = {"dozen", "hundred", "thousand", "million", "billion", "trillion", "bn", "mn", "half"}
-_NOT_UNITS = _SIZES | {"pi", "or", "and", "to", "not", "minus", "plus", "times"}
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_SHORT_UNITS = _words(
+    "m g s l h d am pm km cm mm nm ft in yd mi kg mg lb lbs oz ml cl dl ms hz kw mw kb mb gb tb "
+    "kj hr hrs min mins sec secs mph kph kmh rpm st nd rd th"
+)
+_SHORT_WORDS = _words("a an at by in of on per")
+_NOT_UNITS = _words(
+    "dozen dozens hundred hundreds thousand thousands million millions billion billions trillion "
+    "trillions bn mn half halves thirds fourths fifths sixths sevenths eighths ninths tenths "
+    "hundredths thousandths pi or and to not no is are was minus plus times over divided "
+    "multiplied sqrt sin cos tan cot log ln exp"
+)
+_NOT_FIRST = _words("squared cubed factorial choose mod modulo")
 
 
 @dataclass(frozen=True)
@@ -68,7 +86,7 @@ def read_quantity(text: str) -> Quantity | None:
     if found is None:
         return None
     unit = _ENDS.sub("", found["unit"]).casefold()
-    if not _is_unit(unit):
+    if not _is_unit(unit, is_joined=found["unit"][:1].isalpha()):
         return None
     if found["decimal"]:
         size = Fraction(found["decimal"].replace(",", "").rstrip(".") + (found["power"] or ""))
@@ -81,11 +99,13 @@ def read_quantity(text: str) -> Quantity | None:
 
 
 def unboxed(text: str) -> str:
-    r"""The content of the last `\boxed{...}`; the text itself where there is none."""
-    start = text.rfind("\\boxed{")
-    if start < 0:
+    r"""The content of the last `\boxed{...}`, `\boxed 5` or `\fbox{...}`; else the text itself."""
+    boxes = list(_BOX.finditer(text))
+    if not boxes:
         return text
-    start += len("\\boxed{")
+    if boxes[-1][1]:
+        return boxes[-1][1]
+    start = boxes[-1].end()
     depth = 1
     for index in range(start, len(text)):
         depth += {"{": 1, "}": -1}.get(text[index], 0)
@@ -145,10 +165,13 @@ def _plain_fraction(found: re.Match[str]) -> str:
     return f"-{top[1:]}/{bottom}"
 
 
-def _is_unit(text: str) -> bool:
+def _is_unit(text: str, *, is_joined: bool) -> bool:
+    """Whether the words behind a number, or joined to it, leave the number what it is."""
     if not text:
         return True
-    words = re.split(r"[ /]", text)
-    if not _UNIT.fullmatch(text) or _NOT_UNITS.intersection(words):
+    words = [word.rstrip("\u00b2\u00b3") for word in re.split(r"[ /]", text)]
+    if not _UNIT.fullmatch(text) or _NOT_UNITS.intersection(words) or words[0] in _NOT_FIRST:
         return False
-    return len(words[0]) > 1 or words[0] in _ONE_LETTER_UNITS
+    if any(len(word) < 3 and word not in _SHORT_UNITS | _SHORT_WORDS for word in words):
+        return False
+    return words[0] in _SHORT_UNITS or not is_joined

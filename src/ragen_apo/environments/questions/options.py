@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -57,17 +57,25 @@ class _Divided(QuestionOptions):
 class FileOptions(_Divided):
     """The options of the environment `questions` with `data: FILE.jsonl`."""
 
-    data: str
+    data: str = Field(min_length=1)
     """A file with a JSON object in each line: `question`, `answer` and, where there are any,
     `category` and `id`. A relative path starts in the current directory."""
-    test_data: str | None = None
+    test_data: Annotated[str, Field(min_length=1)] | None = None
     """Another such file that is the split `test`; null: a share of `data`."""
 
     @property
     def paths(self) -> Mapping[str, Path]:
         """The one file or both, by the option that names it."""
         named = {"data": self.data, "test_data": self.test_data}
-        return {option: Path(os.path.expanduser(path)) for option, path in named.items() if path}
+        return {
+            option: Path(os.path.expanduser(path))
+            for option, path in named.items()
+            if path is not None
+        }
+
+    def files(self) -> list[Path]:
+        """What is read."""
+        return list(self.paths.values())
 
     @property
     def source(self) -> str:
@@ -96,6 +104,10 @@ class DatasetOptions(_Divided):
     """The column with the category; null: all questions are of one."""
     id_column: str | None = None
     """The column with an id of each question; null: there is none."""
+
+    def files(self) -> list[Path]:
+        """Those of a local folder."""
+        return sorted(path for path in Path(self.dataset).rglob("*") if path.is_file())
 
     @property
     def source(self) -> str:

@@ -130,8 +130,8 @@ def problem_with_answer(text: str) -> str | None:
 def _text(values: Mapping[str, Any], key: str, location: str) -> str:
     """The text under a key; a number is text, too."""
     value = values[key]
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if is_number and math.isfinite(value):
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    if is_whole or (isinstance(value, float) and math.isfinite(value)):
         return str(value)
     if not isinstance(value, str):
         found = shortened(repr(value), 80)
