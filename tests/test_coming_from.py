@@ -22,7 +22,7 @@ def names_in_column(number: int) -> list[str]:
 def test_our_settings_are_keys_of_the_configuration() -> None:
     keys = override_keys()
     sections = {key.rpartition(".")[0] for key in keys}
-    of_environments = {"environment.max_turns"}
+    of_environments = {"environment.max_turns", "get_reward"}
     ours = names_in_column(-1)
     assert len(ours) > 35
     assert [each for each in ours if each not in {*keys, *sections, *of_environments}] == []
@@ -30,7 +30,7 @@ def test_our_settings_are_keys_of_the_configuration() -> None:
 
 def test_the_settings_of_trl_are_those_of_its_configuration() -> None:
     config = pytest.importorskip("trl").GRPOConfig
-    of_trainer = {"model", "peft_config", "environment_factory"}
+    of_trainer = {"model", "peft_config", "environment_factory", "reward_funcs"}
     known = {field.name for field in fields(config)} | of_trainer
     theirs = names_in_column(3)
     assert len(theirs) > 20

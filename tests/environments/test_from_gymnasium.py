@@ -14,7 +14,7 @@ from ragen_apo.config import load_config
 from ragen_apo.environments.base import TextEnvironment, close_environment, make_environment
 from ragen_apo.environments.contract import check_environment
 from ragen_apo.environments.toolkit.from_gymnasium import from_gymnasium
-from ragen_apo.errors import ConfigError
+from ragen_apo.errors import ConfigError, EnvironmentFaultError
 from ragen_apo.files import read_json_lines
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "existing_environments.md"
@@ -91,6 +91,44 @@ def test_a_task_has_the_same_draws_every_time_and_another_task_others() -> None:
     steps = [(one.step(text), other.step(text)) for text in texts]
     assert firsts == [alone[0]] * 2
     assert steps == [(step, step) for step in alone[1:]]
+
+
+def test_what_a_time_limit_ends_may_be_a_success() -> None:
+    """As in CartPole, which is to stand until then."""
+    stopped = play(make_dice(is_success=lambda reward, info: True), ["stop"])[1]
+    assert stopped[2:] == (False, True, {"success": True})
+    at_our_limit = play(make_dice(is_success=lambda reward, info: True), ["no"] * 4)[-1]
+    assert at_our_limit[3:] == (True, {"success": False})
+
+
+class WithoutSeed(Dice):
+    def reset(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return {}, {}
+
+
+class OfFourValues(Dice):
+    def step(self, action: Any) -> Any:
+        return super().step(action)[:4]
+
+
+class OfOneValue(Dice):
+    def reset(self, *, seed: int) -> Any:
+        return "begin"
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (WithoutSeed, r"WithoutSeed.reset\(seed=...\) raised TypeError.*'seed'.*observation, info"),
+        (OfOneValue, r"OfOneValue.reset\(seed=...\) returned str; expected observation, info"),
+        (OfFourValues, r"step\(action\) returned 4 values; expected observation, reward, termin"),
+    ],
+)
+def test_methods_of_another_form_are_named_with_what_they_have_to_return(
+    make: type[Dice], message: str
+) -> None:
+    with pytest.raises(EnvironmentFaultError, match=message):
+        play(make_dice(make=make), ["1"])
 
 
 class Drawn(Dice):

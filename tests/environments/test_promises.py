@@ -216,6 +216,11 @@ class PaysTooMuch(Wrapped):
         return (observation, reward + 5.0, *rest)
 
 
+class PaysTooMuchWithoutPolicies(PaysTooMuch):
+    def scripted_policies(self) -> Mapping[str, Any]:
+        return {}
+
+
 class DoesNotSayHowItEnded(Wrapped):
     def step(self, action: str) -> tuple[Any, Any, Any, Any, Any]:
         *answer, info = self.lake.step(action)
@@ -303,6 +308,7 @@ BROKEN: Sequence[tuple[Promise, type[Wrapped], str]] = (
     (contract.answers_can_be_written_down, NamesStatesByATuple, "state_key: .* is no text"),
     (contract.answers_can_be_written_down, FlagsANumber, r"info\['flags'\] is 5; expected a list"),
     (contract.returns_lie_in_the_declared_range, PaysTooMuch, "return_range is"),
+    (contract.returns_lie_in_the_declared_range, PaysTooMuchWithoutPolicies, "'any text' in task"),
     (contract.returns_lie_in_the_declared_range, DoesNotSayHowItEnded, "has no `success`"),
     (contract.a_reset_leaves_nothing_behind, GetsTired, "begins otherwise"),
     (contract.equal_state_keys_mean_equal_futures, HasOneState, "in the state 'always' led to"),

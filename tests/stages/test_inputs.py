@@ -153,7 +153,9 @@ def test_without_a_teacher_the_words_of_a_new_tokenizer_must_come_from_somewhere
     off = ("--warm_start.enabled", "false")
     check(*off, environment=Lacking(policies=["teacher"]))
     lacking = Lacking(policies=["teacher", "random"])
-    assert "has no scripted policy 'teacher'" in refusal(*off, environment=lacking)
+    message = refusal(*off, environment=lacking)
+    assert "has no scripted policy `random` or 'teacher'" in message
+    assert "a pretrained model as policy.path" in message
     check(*off, "--policy.path", "somewhere", environment=lacking)
 
 
@@ -189,6 +191,18 @@ def test_distillation_says_where_chance_decides(overrides: list[str], number: in
     config = parse(*overrides)
     environment = make_environment(config.environment.name, config.environment.options)
     assert len(caveats(config, environment)) == number
+
+
+@pytest.mark.parametrize(
+    ("prompt", "number"),
+    [("Act as <action>go</action>.", 1), ("Say <answer>go</answer>.", 0), ("rules", 0)],
+)
+def test_a_prompt_that_tells_another_form_is_mentioned(prompt: str, number: int) -> None:
+    config = parse("--agent.system_prompt", prompt)
+    environment = make_environment(config.environment.name, config.environment.options)
+    assert [text.startswith("agent.system_prompt") for text in caveats(config, environment)] == [
+        True
+    ] * number
 
 
 class OneKindAfterAnother(Lacking):

@@ -66,7 +66,8 @@ class AgentConfig(Section):
     """`think_answer`: `<think>thought</think><answer>action</answer>`; `tool_call`: a call of one
     of the environment's tools, as the model's own chat template writes it."""
     format_penalty: Penalty = -0.05
-    """Reward of a response in which no action can be read."""
+    """Reward added for a response in which no action can be read. It reaches the environment as an
+    empty action, so what the environment takes for an invalid action comes to it."""
     invalid_action_penalty: Penalty = 0.0
     """Reward added when the environment could not execute the action."""
     system_prompt: str = "none"

@@ -83,11 +83,12 @@ class RolloutFilterConfig(Section):
 
     strategy: FilterStrategy = "none"
     """`none` keeps all tasks. The tasks that vary most come first: `top_p` keeps them until they
-    hold the share p of all deviations, `top_fraction` keeps the share p of the tasks."""
+    hold the share p of all deviations, `top_fraction` keeps the share p of them."""
     value: Annotated[float, Field(ge=0, le=1)] = 0.9
     """p."""
     zero_variance: ZeroVariance = "drop"
-    """What happens to tasks whose returns are all equal."""
+    """What happens to tasks whose returns are all equal: `drop` leaves them out before the share is
+    taken."""
 
 
 class EarlyStopConfig(Section):

@@ -384,7 +384,7 @@ def answers_can_be_written_down(make: Factory) -> None:
 def returns_lie_in_the_declared_range(make: Factory) -> None:
     """Wherever an episode is cut off; episodes say `success` where they end."""
     low, high = make().properties.return_range
-    for name, episode in episodes(make):
+    for name, episode in itertools.chain(episodes(make), _unscripted(make)):
         total = 0.0
         for step in episode.steps:
             total += step.reward
@@ -397,6 +397,21 @@ def returns_lie_in_the_declared_range(make: Factory) -> None:
         is_over = last.terminated or last.truncated
         if is_over and not isinstance(last.info.get("success"), bool):
             raise ContractError(f"the last info has no `success`: {last.info}")
+
+
+def _unscripted(make: Factory) -> Iterator[tuple[str, Episode]]:
+    """Of an environment without scripted policies, an episode of one text."""
+    environment = make()
+    if not environment.scripted_policies():
+        yield "any text", play(environment, _first_task(environment), _AnyText())
+
+
+class _AnyText:
+    def begin(self, task: Task, *, seed: int) -> None:
+        pass
+
+    def act(self, observation: str) -> Reply:
+        return Reply(thought="", action=NO_ACTION)
 
 
 def a_reset_leaves_nothing_behind(make: Factory) -> None:

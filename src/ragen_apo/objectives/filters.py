@@ -9,6 +9,8 @@ returns.
     top_p          largest scores first, until they hold the fraction p of the sum of all
     top_fraction   the fraction p of the groups, rounded down, at least one
 
+Groups that do not vary are left out before that, unless `zero_variance` keeps them.
+
 Of equal scores the first groups are taken. At least one group is kept, unless all were dropped for
 having no variance, and then the result says so.
 

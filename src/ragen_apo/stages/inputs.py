@@ -193,10 +193,17 @@ def _check_teacher(config: RunConfig, environment: HasTasks) -> None:
     policies = environment.scripted_policies()
     if demonstrations.teacher in policies or (not demonstrates and "random" in policies):
         return
+    there = ", ".join(sorted(policies)) or "none at all"
+    if not demonstrates:
+        raise ConfigError(
+            f"the environment {config.environment.name!r} has no scripted policy `random` or "
+            f"{demonstrations.teacher!r}; it has {there}. A small model's tokenizer is made of the "
+            "words of such episodes: give the environment one of them, or name a pretrained model "
+            "as policy.path"
+        )
     raise ConfigError(
         f"warm_start.demonstrations.teacher: the environment {config.environment.name!r} has no "
-        f"scripted policy {demonstrations.teacher!r}; it has "
-        f"{', '.join(sorted(policies)) or 'none at all'}"
+        f"scripted policy {demonstrations.teacher!r}; it has {there}"
     )
 
 
@@ -209,7 +216,7 @@ def _check_chance(config: RunConfig, environment: HasTasks) -> None:
 
 def caveats(config: RunConfig, environment: HasTasks) -> list[str]:
     """What the run may do, and what its result is then not, a sentence each."""
-    found = _unplayed_categories(config, environment)
+    found = _unplayed_categories(config, environment) + _untold_form(config)
     if config.distillation.enabled and not environment.properties.deterministic:
         found.append(
             f"distillation: the environment {config.environment.name!r} is stochastic, and an "
@@ -217,6 +224,18 @@ def caveats(config: RunConfig, environment: HasTasks) -> list[str]:
             "less so with a larger distillation.beta (docs/algorithm.md)"
         )
     return found
+
+
+def _untold_form(config: RunConfig) -> list[str]:
+    """A model that is told another form makes format errors only."""
+    agent = config.agent
+    is_own = agent.system_prompt not in ("none", "rules", "rules_and_format")
+    if not is_own or agent.calls_tools or "<answer>" in agent.system_prompt:
+        return []
+    return [
+        "agent.system_prompt does not say how to answer: an action is read from "
+        "<think>...</think><answer>...</answer> and from no other form"
+    ]
 
 
 def _unplayed_categories(config: RunConfig, environment: HasTasks) -> list[str]:

@@ -496,6 +496,23 @@ def test_a_class_may_decide_what_the_episode_was_worth() -> None:
     assert answers[-1][4]["success"] is True
 
 
+def test_a_reward_function_is_told_the_answer_and_needs_no_methods() -> None:
+    told: list[str | None] = []
+
+    class Judge:
+        def get_reward(self, answer: str | None) -> float:
+            told.append(answer)
+            return 0.5
+
+    environment = products(Judge, max_turns=2)
+    assert [tool.name for tool in environment.properties.tools] == ["answer"]
+    begun(environment)
+    assert environment.step('answer("so and so")')[1:3] == (0.5, True)
+    begun(environment)
+    rewards = [environment.step("what?")[1] for _ in range(2)]
+    assert (rewards, told) == ([0.0, 0.5], ["so and so", None])
+
+
 @pytest.mark.parametrize("reward", [1.5, -0.1, float("nan"), None, "1"])
 def test_a_reward_that_is_no_number_from_0_to_1_is_a_fault(reward: object) -> None:
     class Odd(Counter):
@@ -705,6 +722,15 @@ def test_the_documented_class_counts_in_one_episode_and_keeps_the_promises(folde
     for _ in range(2):
         begun(environment)
         assert [environment.step(text)[0] for text in ("move(7)", "move(-3)")] == ["7", "4"]
+
+
+def test_the_documented_reward_function_pays_what_answers_share(folder: Path) -> None:
+    (folder / "own.py").write_text("\n\n".join(blocks("python")), encoding="utf-8")
+    environment = make_environment("./own.py:make_overlap", PRODUCTS)
+    right = begun(environment)
+    assert environment.step(f'answer("{right} or so")')[1] == pytest.approx(1 / 3)
+    begun(environment)
+    assert environment.step(f"answer({right})")[4]["success"] is True
 
 
 @pytest.mark.slow

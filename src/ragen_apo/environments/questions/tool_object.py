@@ -63,9 +63,11 @@ class ToolObject:
             self._refuse(f".reset() returned {said!r:.80}; expected a text or None")
         return said
 
-    def reward(self) -> float:
-        """What the episode was worth, from 0 to 1."""
-        reward = self._asked(".get_reward()", self._made.get_reward)
+    def reward(self, answer: str | None) -> float:
+        """What the episode was worth, from 0 to 1; None where it was not answered."""
+        judge = self._made.get_reward
+        told = {"answer": answer} if "answer" in inspect.signature(judge).parameters else {}
+        reward = self._asked(f".get_reward({', '.join(told)})", lambda: judge(**told))
         number = float(reward) if isinstance(reward, Real) else math.nan
         if not -ROUNDING <= number <= 1 + ROUNDING:
             self._refuse(f".get_reward() returned {reward!r:.80}; expected a number from 0 to 1")

@@ -122,6 +122,7 @@ class ToolGame:
         """The calls of each turn so far and what came of them. Where all were refused they count
         only if they may have changed the state of an object."""
         self._num_calls = self._num_turns = 0
+        self._answered: str | None = None
         self._objects = [ToolObject(kind) for kind in toolbox.classes]
         self._judge = next((each for each in self._objects if each.gives_reward), None)
         self._functions = dict(toolbox.functions)
@@ -139,7 +140,7 @@ class ToolGame:
         self._num_turns += 1
         is_over = answer.terminated or self._num_turns == self._toolbox.max_turns
         if self._judge and is_over:
-            reward = self._judge.reward()
+            reward = self._judge.reward(self._answered)
             answer = replace(answer, reward=reward, success=reward == 1)
         return replace(answer, metrics={"num_calls": self._num_calls})
 
@@ -150,6 +151,7 @@ class ToolGame:
         tool, arguments = calls[0]
         if tool == ANSWER:
             if self._judge:
+                self._answered = arguments["text"]
                 return Answer("Thank you.", terminated=True)
             return self._question.play(arguments["text"])
         num_before = self._num_calls
@@ -216,8 +218,8 @@ def questions_with_tools(
             episode, and the object's public methods are the functions; their results may depend on
             the earlier calls of the episode. It may have `reset(question=..., answer=...)`, which
             is told what else the row has as well, and may return text for the first observation;
-            `get_reward()`, whose number from 0 to 1 is the return in the place of the answer's (1
-            is success); and `close()`.
+            `get_reward()` or `get_reward(answer)`, whose number from 0 to 1 is the return in the
+            place of the answer's (1 is success); and `close()`.
         version: Change it whenever a function returns something else, `reset` says or `get_reward`
             pays something else, as stored returns depend on it. Names, docstrings and types of the
             functions need no change of it.
@@ -302,8 +304,10 @@ def _tools(given: Callable[..., Any] | type) -> Sequence[Tool]:
         tools = [_joinable(method) for method in methods_to_call(given).values()]
     except ValueError as error:
         raise ConfigError(f"functions: {error}") from error
-    if not tools:
-        raise ConfigError(f"functions: the class {given.__name__} has no public methods to call")
+    if not tools and not gives_reward(given):
+        raise ConfigError(
+            f"functions: the class {given.__name__} has no public methods to call, nor get_reward"
+        )
     return tools
 
 

@@ -21,8 +21,12 @@ from ragen_apo.environments.toolkit.global_generators import (
     set_generators,
 )
 from ragen_apo.environments.toolkit.scripted import RandomActions
-from ragen_apo.errors import ConfigError
+from ragen_apo.errors import ConfigError, EnvironmentFaultError
+from ragen_apo.printable import raised_in_words
 from ragen_apo.types import Task, make_task
+
+_RESET = ("observation", "info")
+_STEP = ("observation", "reward", "terminated", "truncated", "info")
 
 
 def from_gymnasium(  # noqa: PLR0913 (what Gymnasium does not know of an environment)
@@ -57,8 +61,8 @@ def from_gymnasium(  # noqa: PLR0913 (what Gymnasium does not know of an environ
         splits: the seeds of each split; each is a task.
         max_turns: the longest episode.
         return_range: bounds of the sum of an episode's rewards.
-        is_success: whether an episode that has terminated is a success, from the last reward and
-            mapping.
+        is_success: whether an episode that `make`'s environment has ended is a success, from the
+            last reward and mapping. Also asked where it was truncated, as by a time limit.
         is_invalid: whether a text was no action, from the reward and the mapping.
         actions: names of the actions 0, 1, 2, ... of an environment whose actions are numbers. A
             text that is none of them costs a turn, and the environment does not see it. Without
@@ -146,13 +150,32 @@ class _Foreign:
                 seed_generators(0)  # the first episode's seed would make it another one
                 self._environment = self._make()
             seed_generators(seed)
-            observation, _ = self._environment.reset(seed=seed)
-        return self._observe(observation)
+            answer = self._asked("reset(seed=...)", _RESET, lambda it: it.reset(seed=seed))
+        return self._observe(answer[0])
 
     def step(self, action: Any) -> tuple[str, float, bool, bool, Mapping[str, Any]]:
         with self._drawing():
-            observation, reward, terminated, truncated, info = self._environment.step(action)
+            answer = self._asked("step(action)", _STEP, lambda it: it.step(action))
+        observation, reward, terminated, truncated, info = answer
         return self._observe(observation), float(reward), bool(terminated), bool(truncated), info
+
+    def _asked(self, what: str, names: Sequence[str], ask: Callable[[Any], Any]) -> Sequence[Any]:
+        """Its answer, which has to have these parts."""
+        kind, expected = type(self._environment).__name__, ", ".join(names)
+        try:
+            answer = ask(self._environment)
+        except TypeError as error:
+            raise EnvironmentFaultError(
+                f"{kind}.{what} raised {raised_in_words(error)}. It has to take what is named here "
+                f"and to return {expected}; docs/existing_environments.md has wrappers for others"
+            ) from error
+        if not isinstance(answer, tuple) or len(answer) != len(names):
+            found = f"{len(answer)} values" if isinstance(answer, tuple) else type(answer).__name__
+            raise EnvironmentFaultError(
+                f"{kind}.{what} returned {found}; expected {expected}. "
+                "docs/existing_environments.md has wrappers for others"
+            )
+        return answer
 
     def close(self) -> None:
         environment, self._environment = self._environment, None
@@ -205,7 +228,7 @@ class _Episode:
             reward=reward,
             terminated=terminated,
             truncated=truncated,
-            success=terminated and bool(self._is_success(reward, info)),
+            success=(terminated or truncated) and bool(self._is_success(reward, info)),
             invalid=bool(self._is_invalid(reward, info)),
         )
 
