@@ -5,8 +5,8 @@ r"""Numbers as people and models write them, read exactly.
 Currency signs and those of percent and degrees are dropped before and behind the number, units are
 kept apart from it; neither is ever converted: 25% is 25. A number that letters would change (`3
 million`, `7x`, `2ab`, `2 pi`, `5 squared`) and one beside another number (`7 or 8`, `4%2`) are not
-read. Right behind a number, and where they are short, letters are a unit only if they are a known
-one: `5cm`, and not `2xy`.
+read. A word of one or two letters, and one of up to four that is joined to the number, is a unit
+only if it is a known one: `5cm`, and not `2xy`.
 """
 
 import re
@@ -52,16 +52,16 @@ def _words(text: str) -> frozenset[str]:
 
 _SHORT_UNITS = _words(
     "m g s l h d am pm km cm mm nm ft in yd mi kg mg lb lbs oz ml cl dl ms hz kw mw kb mb gb tb "
-    "kj hr hrs min mins sec secs mph kph kmh rpm st nd rd th"
+    "kj kwh hr hrs min mins sec secs mph kph kmh rpm sq cu pt qt gal hp db st nd rd th"
 )
-_SHORT_WORDS = _words("a an at by in of on per")
+_SHORT_WORDS = _words("a an as at by he if in it my of on so up us we")
 _NOT_UNITS = _words(
     "dozen dozens hundred hundreds thousand thousands million millions billion billions trillion "
     "trillions bn mn half halves thirds fourths fifths sixths sevenths eighths ninths tenths "
     "hundredths thousandths pi or and to not no is are was minus plus times over divided "
     "multiplied sqrt sin cos tan cot log ln exp"
 )
-_NOT_FIRST = _words("squared cubed factorial choose mod modulo")
+_NOT_FIRST = _words("a squared cubed factorial choose mod modulo")
 
 
 @dataclass(frozen=True)
@@ -174,4 +174,4 @@ def _is_unit(text: str, *, is_joined: bool) -> bool:
         return False
     if any(len(word) < 3 and word not in _SHORT_UNITS | _SHORT_WORDS for word in words):
         return False
-    return words[0] in _SHORT_UNITS or not is_joined
+    return words[0] in _SHORT_UNITS or not is_joined or len(words[0]) > 4
