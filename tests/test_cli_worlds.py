@@ -57,7 +57,7 @@ def test_a_check_names_the_splits_where_none_is_called_test(command: Command, fo
     file.write_text(file.read_text("utf-8").replace('"test"', '"unseen"'), encoding="utf-8")
     status, out, _ = command("check", "guess.py:make_guess_number", "--max_turns", 4)
     assert status == 0
-    assert "There is no split `test`: set evaluation.split to one of train, unseen." in out
+    assert "No task is of a split `test`: set evaluation.split to unseen." in out
 
 
 def test_an_environment_in_a_file_is_played_and_mixed_and_is_there_in_gymnasium(

@@ -561,12 +561,3 @@ def test_a_batch_of_one_episode_cannot_be_normalised() -> None:
     normalized = "{name: ppo, reward_normalization: {method: mean, grouping: batch}}"
     with pytest.raises(ConfigError, match="there is one; raise training.tasks_per_step"):
         factories.config(f"--algorithm={normalized}", "--training.tasks_per_step=1", text="")
-
-
-@pytest.mark.parametrize("method", ["mean", "mean_std"])
-def test_grpo_refuses_a_normalisation_that_its_own_undoes(method: str) -> None:
-    normalized = f"{{name: grpo, reward_normalization: {{method: {method}}}}}"
-    with pytest.raises(
-        ConfigError, match=f"so {method} changes nothing; leave it out, or take dr_"
-    ):
-        factories.config(f"--algorithm={normalized}", text="")

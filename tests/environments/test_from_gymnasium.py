@@ -3,6 +3,7 @@
 import random
 import re
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,35 @@ def test_what_a_time_limit_ends_may_be_a_success() -> None:
 class WithoutSeed(Dice):
     def reset(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         return {}, {}
+
+
+class Lists(Dice):
+    def reset(self, *, seed: int) -> Any:
+        return list(super().reset(seed=seed))
+
+
+class Faulty(Dice):
+    def step(self, action: Any) -> Any:
+        return action + None
+
+
+def test_lists_are_read_and_faults_within_are_not_blamed_on_the_form() -> None:
+    assert play(make_dice(make=Lists), ["1"]) == play(make_dice(), ["1"])
+    with pytest.raises(TypeError, match="NoneType"):
+        play(make_dice(make=Faulty), ["1"])
+
+
+def test_an_environment_may_play_another_one() -> None:
+    """Both borrow the global generators."""
+
+    class Outer(Dice):
+        def reset(self, *, seed: int) -> tuple[Any, dict[str, Any]]:
+            inner = make_dice()
+            inner.reset(inner.tasks("train")[0], seed=0)
+            return super().reset(seed=seed)
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(play, make_dice(make=Outer), ["1"]).result(timeout=30)
 
 
 class OfFourValues(Dice):

@@ -103,6 +103,11 @@ class HoldsOutUnseenTasks(Wrapped):
         return [dataclasses.replace(task, split=split) for task in tasks]
 
 
+class HoldsOutNothing(HoldsOutUnseenTasks):
+    def tasks(self, split: str) -> Sequence[Task]:
+        return [] if split == "unseen" else super().tasks(split)
+
+
 class PlaysForeignTasks(Wrapped):
     def reset(self, task: Task, *, seed: int) -> tuple[str, dict[str, Any]]:
         known = task.environment == "frozen_lake"
@@ -286,6 +291,7 @@ BROKEN: Sequence[tuple[Promise, type[Wrapped], str]] = (
     (contract.tasks_are_named_by_their_content, ListsOtherTasksEachTime, "list other tasks"),
     (contract.training_tasks_are_no_test_tasks, PlaysTrainingTasksAsTests, "training task, too"),
     (contract.training_tasks_are_no_test_tasks, HasOnlyTrainingTasks, "no split but train"),
+    (contract.training_tasks_are_no_test_tasks, HoldsOutNothing, "a training task, too"),
     (contract.foreign_tasks_and_splits_are_refused, PlaysForeignTasks, "reset with a task"),
     (contract.foreign_tasks_and_splits_are_refused, HasEverySplit, "tasks of an unknown split"),
     (contract.equal_environments_write_equal_texts, CountsItsEpisodes, "differs"),

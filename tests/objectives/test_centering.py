@@ -225,6 +225,16 @@ def test_the_line_is_the_same_in_every_unit_of_returns(unit: float) -> None:
     assert plain.std() > 0
 
 
+@pytest.mark.parametrize(("middle", "spread"), [(1e5, 1.0), (1e6, 5.0), (1e4, 0.05), (0.0, 1e-6)])
+def test_values_far_from_zero_have_a_slope(middle: float, spread: float) -> None:
+    draws = torch.Generator().manual_seed(1)
+    values_B1 = middle + spread * torch.rand(8, 1, generator=draws)
+    residual_B1 = 2 * (values_B1 - middle)
+    present_BS = torch.ones(8, 1, dtype=torch.bool)
+    offset = line_of_others(residual_B1, values_BS=values_B1, present_BS=present_BS)
+    torch.testing.assert_close(offset, residual_B1, rtol=0, atol=1e-2 * spread)
+
+
 @pytest.mark.parametrize("size", [3, 16, 64])
 def test_one_other_value_gives_no_slope_to_the_rows_that_are_equal(size: int) -> None:
     """Without it all values are one, and their variance in float32 a rest of rounding."""

@@ -198,8 +198,10 @@ def test_distillation_says_where_chance_decides(overrides: list[str], number: in
     [("Act as <action>go</action>.", 1), ("Say <answer>go</answer>.", 0), ("rules", 0)],
 )
 def test_a_prompt_that_tells_another_form_is_mentioned(prompt: str, number: int) -> None:
-    config = parse("--agent.system_prompt", prompt)
+    keys = ("--agent.system_prompt", prompt)
+    config = parse(*keys, "--warm_start.enabled", "false")
     environment = make_environment(config.environment.name, config.environment.options)
+    assert caveats(parse(*keys), environment) == [], "demonstrations show the form"
     assert [text.startswith("agent.system_prompt") for text in caveats(config, environment)] == [
         True
     ] * number

@@ -189,6 +189,17 @@ def test_stage_one_of_later_references_is_sent_when_it_was_missed_and_once(
 
 
 @pytest.mark.usefixtures("installed")
+def test_a_damaged_report_of_stage_one_keeps_no_run_from_its_trackers(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    run.reference(1).mkdir(parents=True)
+    run.value_report_of(1).write_text('{"mean')
+    (said,) = attempt(run, 1)
+    assert said.startswith("tracking: Stage 1 is not sent: ")
+    assert "estimate-values RUN --reference 1" in said
+    assert losses() == [(1, 1.0)]
+
+
+@pytest.mark.usefixtures("installed")
 def test_a_tracker_that_exits_ends_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Fails, "error", SystemExit)
     assert len(attempt(RunDirectory(tmp_path), 1, trackers="mlflow")) == 1

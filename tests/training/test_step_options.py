@@ -73,7 +73,7 @@ def test_of_several_episodes_the_best_is_trained_on_and_all_are_counted(session:
 def test_advantages_are_made_of_the_normalised_returns(
     method: str, expected: list[float], session: Session
 ) -> None:
-    trainer = trainer_of(session, "dr_grpo", f"--algorithm.reward_normalization.method={method}")
+    trainer = trainer_of(session, "grpo", f"--algorithm.reward_normalization.method={method}")
     seen = step_without_update(trainer, returns=[0.0] * 11 + [1.0])
     assert seen.rollouts.returns_B.tolist() == pytest.approx(expected, abs=1e-4)
     paid_B = seen.rollouts.rewards_BT.sum(dim=1)

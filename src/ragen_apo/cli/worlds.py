@@ -107,16 +107,17 @@ def check(environment: str, *options: Overrides, num_tasks: Number = 50) -> int:
         ContractError,
         check_environment,
         first_split,
+        held_out_splits,
         policy_table,
     )
 
     keys = parse_options(options)
     found = check_environment(partial(make_environment, environment, keys))
-    table, split, splits = {}, "train", ("test",)
+    table, split, held_out = {}, "train", ["test"]
     if not any(found.values()):
         try:
             with opened_environment(environment, keys) as played:
-                split, splits = first_split(played), played.properties.splits
+                split, held_out = first_split(played), held_out_splits(played)
                 table = policy_table(played, num_tasks=num_tasks)
         except ContractError as error:
             found["scripted policies play the training tasks"] = str(error)
@@ -135,8 +136,8 @@ def check(environment: str, *options: Overrides, num_tasks: Number = 50) -> int:
             "There is no scripted policy `teacher`: to train a small model, name another as "
             "warm_start.demonstrations.teacher."
         )
-    if "test" not in splits:
-        say(f"There is no split `test`: set evaluation.split to one of {', '.join(splits)}.")
+    if held_out and "test" not in held_out:
+        say(f"No task is of a split `test`: set evaluation.split to {' or '.join(held_out)}.")
     return 0
 
 

@@ -132,6 +132,14 @@ def problem_with_step(answer: object) -> str | None:
     )
 
 
+def checked_step(environment: Any, action: str) -> tuple[Any, ...]:
+    """What `step` answers; raises EnvironmentFaultError for what `problem_with_step` finds."""
+    answer = environment.step(action)
+    if problem := problem_with_step(answer):
+        raise EnvironmentFaultError(problem)
+    return answer
+
+
 def problem_with_info(info: object) -> str | None:
     """A dictionary, in which `success` and `invalid_action` are truth values.
 

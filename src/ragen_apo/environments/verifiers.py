@@ -26,7 +26,7 @@ from verifiers.v1.errors import (  # pyright: ignore[reportMissingImports]
 )
 from verifiers.v1.runtimes import ProgramResult  # pyright: ignore[reportMissingImports]
 
-from ragen_apo.environments.answers import endlessness, problem_with_step, turn_limit
+from ragen_apo.environments.answers import checked_step, endlessness, turn_limit
 from ragen_apo.environments.base import (
     TextEnvironment,
     make_environment,
@@ -129,9 +129,7 @@ class TextEnv(vf.Env[TextEnvConfig]):
                     if metrics["num_turns"] == turn_limit(environment.properties):
                         raise EnvironmentFaultError(endlessness(environment.properties))
                     action = action_of(segment.last_reply)
-                    answer = environment.step(action)
-                    if problem := problem_with_step(answer):
-                        raise EnvironmentFaultError(problem)
+                    answer = checked_step(environment, action)
                     observation, reward, terminated, truncated, info = answer
                     over = terminated or truncated
                     episode_return += float(reward)

@@ -32,8 +32,10 @@ from torch import Tensor
 from ragen_apo.choices import LengthNormalization, LossForm, check_choice
 from ragen_apo.objectives.tensors import check_tokens, check_vectors, token_log_ratio
 
-MIN_VALUE_VARIANCE = 1e-10
-"""Of the mean square of all values: those that spread less are all the same, but for rounding."""
+MIN_VARIANCE_SHARE = 1e-10
+"""Of the variance of all values: where the others have less, it may be a rest of rounding."""
+ROUNDING_SHARE = 2.0**-46
+"""Of the mean square of all values: those that spread less are all the same in float32."""
 
 
 @dataclass(frozen=True)
@@ -190,8 +192,9 @@ def line_of_others(residual_BS: Tensor, *, values_BS: Tensor, present_BS: Tensor
     squares_B = mean_of_others(value_BS.square(), present_BS=present_BS)
     covariance_B = products_B - mean_value_B * mean_centred_B
     variance_B = squares_B - mean_value_B.square()
-    size = values_BS[present_BS].double().square().mean()
-    is_spread_B = variance_B > MIN_VALUE_VARIANCE * size
+    rest = MIN_VARIANCE_SHARE * value_BS[present_BS].square().mean()
+    rest = rest.maximum(ROUNDING_SHARE * values_BS[present_BS].double().square().mean())
+    is_spread_B = variance_B > rest
     slope_B = torch.where(is_spread_B, covariance_B / variance_B, 0.0)
     rise_BS = slope_B[:, None] * (value_BS - mean_value_B[:, None])
     return (middle + mean_centred_B[:, None] + rise_BS).to(residual_BS.dtype)

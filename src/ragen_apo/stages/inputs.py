@@ -227,8 +227,10 @@ def caveats(config: RunConfig, environment: HasTasks) -> list[str]:
 
 
 def _untold_form(config: RunConfig) -> list[str]:
-    """A model that is told another form makes format errors only."""
+    """Without demonstrations a model that is told another form makes format errors only."""
     agent = config.agent
+    if config.warm_start.enabled:
+        return []
     is_own = agent.system_prompt not in ("none", "rules", "rules_and_format")
     if not is_own or agent.calls_tools or "<answer>" in agent.system_prompt:
         return []

@@ -25,7 +25,7 @@ from pydantic import BaseModel, TypeAdapter
 
 from ragen_apo.config.run import RunConfig
 from ragen_apo.config.tracking import TrackingConfig
-from ragen_apo.errors import ConfigError
+from ragen_apo.errors import ConfigError, RunDirectoryError
 from ragen_apo.files import read_json, read_json_lines, write_json_atomically
 from ragen_apo.printable import exception_in_words
 from ragen_apo.progress import Progress
@@ -53,7 +53,6 @@ class _State(BaseModel):
 
 
 _STATE = TypeAdapter(_State)
-_REPORT_ADVICE = "Delete it: `ragen-apo estimate-values RUN` writes it again"
 _REPORT: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Any])
 _STATE_ADVICE = "Delete it: trackers then get the whole run again, under a new name"
 
@@ -132,9 +131,18 @@ class RunTracking:
         for version in self._run.reference_versions():
             path = self._run.value_report_of(version)
             if path.exists():
-                report = read_json(path, _REPORT, advice=_REPORT_ADVICE)
-                self._send(path, stage_one_row(report, version))
+                self._send_report(path, version)
         self._save_state()
+
+    def _send_report(self, path: Path, version: int) -> None:
+        """No run needs it, so one that cannot be read is left out."""
+        advice = f"`ragen-apo estimate-values RUN --reference {version}` writes it again"
+        try:
+            report = read_json(path, _REPORT, advice=advice)
+        except RunDirectoryError as error:
+            self._progress.say(f"tracking: Stage 1 is not sent: {error}")
+        else:
+            self._send(path, stage_one_row(report, version))
 
     def _send(
         self, path: Path, row: Mapping[str, Any], *, episodes: Sequence[Trajectory] = ()

@@ -76,6 +76,12 @@ def test_a_sign_that_changes_the_number_is_no_decoration(
         ("7 apples + 2 apples = 9 apples", "9"),
         (r"\frac{1}{2} \times 4 = 2", "2"),
         ("Yes!", "yes"),
+        ("No!", "no"),
+        ("'Paris", "Paris"),
+        ("dogs'", "dogs"),
+        ("6'", "6"),
+        (r"$\boxed 3\sqrt{2}$", r"3\sqrt{2}"),
+        (r"\boxed{18} in \fbox{a frame}", "18"),
         ("5!", "5!"),
     ],
 )
@@ -106,6 +112,11 @@ def test_math_verify_reads_raised_digits_and_factorials(answer: str, right: str)
         ("3", "3 km", True),
         ("3 km", "3", True),
         ("3km", "3", True),
+        ("5days", "5 days", True),
+        ("18USD", "18", True),
+        ("1", "1 third", False),
+        ("2", "2theta", False),
+        ("2", "2sinhx", False),
         ("8 quarters", "8", True),
         ("5 meters squared", "5", True),
         ("3m", "3 m", True),
@@ -132,7 +143,7 @@ def test_math_verify_judges_products() -> None:
     assert not auto.is_right("2", "2xy")
 
 
-@pytest.mark.parametrize("other", ["f'", "f!", "'f"])
+@pytest.mark.parametrize("other", ["f'", "f!", "f''"])
 def test_primes_and_factorials_make_another_text(other: str) -> None:
     assert not WITHOUT["auto"].is_right(other, "f") and not WITHOUT["auto"].is_right("f", other)
 

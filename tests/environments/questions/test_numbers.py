@@ -129,8 +129,12 @@ def test_the_last_box_counts_with_the_braces_in_it() -> None:
         (r"so $\fbox{5}$.", "5"),
         (r"$\boxed 12.5$", "12.5"),
         (r"a \boxed 3, then", "3"),
-        (r"\boxed{1} and \boxed 2", "2"),
         (r"\boxedx", r"\boxedx"),
+        (r"We get $\boxed 1\frac{1}{2}$.", r"1\frac{1}{2}"),
+        (r"$\boxed (1, 2)$", "(1, 2)"),
+        (r"Thus \boxed{18} is it. That is the \boxed answer here", "18"),
+        (r"So $\boxed{7}$, as in \fbox{figure 2} above", "7"),
+        (r"the \boxed answer", r"the \boxed answer"),
     ],
 )
 def test_a_box_may_have_a_space_or_no_braces(text: str, content: str) -> None:

@@ -496,13 +496,22 @@ def test_a_class_may_decide_what_the_episode_was_worth() -> None:
     assert answers[-1][4]["success"] is True
 
 
-def test_a_reward_function_is_told_the_answer_and_needs_no_methods() -> None:
+@pytest.mark.parametrize("name", ["answer", "text"])
+def test_a_reward_function_is_told_the_answer_and_needs_no_methods(name: str) -> None:
     told: list[str | None] = []
 
     class Judge:
-        def get_reward(self, answer: str | None) -> float:
-            told.append(answer)
-            return 0.5
+        if name == "answer":
+
+            def get_reward(self, answer: str | None = "none") -> float:
+                told.append(answer)
+                return 0.5
+
+        else:
+
+            def get_reward(self, text: str | None, /) -> float:
+                told.append(text)
+                return 0.5
 
     environment = products(Judge, max_turns=2)
     assert [tool.name for tool in environment.properties.tools] == ["answer"]

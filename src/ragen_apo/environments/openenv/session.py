@@ -19,7 +19,7 @@ from openenv.core.env_server.types import (  # pyright: ignore[reportMissingImpo
 )
 from pydantic import BaseModel, ConfigDict, Field
 
-from ragen_apo.environments.answers import problem_with_step, problem_with_text
+from ragen_apo.environments.answers import checked_step, problem_with_text
 from ragen_apo.environments.base import (
     TextEnvironment,
     close_environment,
@@ -126,9 +126,7 @@ class Session(Environment[TextAction, TextObservation, TextState]):
         if before.done or self._environment is None:
             return TextObservation(text=NO_EPISODE, reward=0.0, done=True, success=before.success)
         with _in_words():
-            answer = self._environment.step(action.text)
-            if problem := problem_with_step(answer):
-                raise EnvironmentFaultError(problem)
+            answer = checked_step(self._environment, action.text)
         text, reward, terminated, truncated, info = answer
         success = bool(info.get("success", False))
         self._state = before.model_copy(

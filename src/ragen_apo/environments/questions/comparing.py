@@ -26,10 +26,9 @@ LIBRARY = "math-verify"
 
 _MATHEMATICAL = re.compile(r"[0-9\\^_=+*/<>{}()\[\]|]|^\s*[A-Za-z]\s*$")
 _DOLLAR = re.compile(r"(?<!\d)\$|\$(?!\d)")
-_END_OF_SENTENCE = re.compile(r"(?:(?<=[^\W\d_]{3})[.!]+|\.+)$")
+_END_OF_SENTENCE = re.compile(r"(?:(?<=[^\W\d_]{2})[.!]+|\.+)$")
 """A full stop, and an exclamation mark behind a word: elsewhere it is a factorial."""
-_QUOTED = re.compile(r"""(["'])(.*)\1""")
-"""Not `f'`, which is a derivative."""
+_DERIVATIVE = re.compile("[a-z]'+")
 _ONE_CHOICE = re.compile(r"\(?([a-z])\)?")
 
 
@@ -92,5 +91,4 @@ def comparable_text(text: str) -> str:
 
 
 def _unquoted(text: str) -> str:
-    quoted = _QUOTED.fullmatch(text)
-    return quoted[2].strip() if quoted else text
+    return text if _DERIVATIVE.fullmatch(text) else text.strip("\"' ")

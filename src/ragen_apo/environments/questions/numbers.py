@@ -5,8 +5,8 @@ r"""Numbers as people and models write them, read exactly.
 Currency signs and those of percent and degrees are dropped before and behind the number, units are
 kept apart from it; neither is ever converted: 25% is 25. A number that letters would change (`3
 million`, `7x`, `2ab`, `2 pi`, `5 squared`) and one beside another number (`7 or 8`, `4%2`) are not
-read. A word of one or two letters, and one of up to four that is joined to the number, is a unit
-only if it is a known one: `5cm`, and not `2xy`.
+read. A word of one or two letters, and one of three that is joined to the number, is a unit only if
+it is a known one: `5cm`, and not `2xy`.
 """
 
 import re
@@ -30,7 +30,8 @@ _COMMAND = re.compile(r"\\[A-Za-z]+")
 _CALL = re.compile(r"\b[A-Za-z]\([^()]*\)")
 _UNKNOWN = re.compile(r"(?<!\d )(?<![A-Za-z])[A-Za-z](?![A-Za-z])")
 _COMPUTED = re.compile(r"[\d+*/^-]")
-_BOX = re.compile(r"\\(?:boxed|fbox)\s*(?:\{|(?<=\s)([^\s{}$\\]*[^\s{}$\\.,]))")
+_BOXES = [re.compile(rf"\\{name}\s*\{{") for name in ("boxed", "fbox")]
+_BOX_WITHOUT_BRACES = re.compile(r"\\boxed\s+(?:([^\s$][^$\n]*)\$|(-?[\d.,/]*\d)(?=[\s.,]|$))")
 _UNWRAPPED = re.compile(r"\\(?:text|mathrm|mbox|textbf|mathbf)\s*\{([^{}]*)\}")
 _FRACTION = re.compile(r"\\[dtc]?frac\s*(?:\{\s*(-?\d+)\s*\}\s*\{\s*(\d+)\s*\}|(\d)\s*(\d))")
 _NUMBER = re.compile(
@@ -51,17 +52,19 @@ def _words(text: str) -> frozenset[str]:
 
 
 _SHORT_UNITS = _words(
-    "m g s l h d am pm km cm mm nm ft in yd mi kg mg lb lbs oz ml cl dl ms hz kw mw kb mb gb tb "
-    "kj kwh hr hrs min mins sec secs mph kph kmh rpm sq cu pt qt gal hp db st nd rd th"
+    "m g s l h d am pm km cm mm nm ft in yd mi kg mg lb lbs oz ml cl dl ms hz kw mw kb mb gb tb kj "
+    "kwh yr yrs mo mos wk wks day hr hrs min mins sec secs mph kph kmh rpm sq cu pt qt gal cup hp "
+    "db ma kv ha cc px cal bit deg rad usd eur rs yo st nd rd th"
 )
 _SHORT_WORDS = _words("a an as at by he if in it my of on so up us we")
 _NOT_UNITS = _words(
-    "dozen dozens hundred hundreds thousand thousands million millions billion billions trillion "
-    "trillions bn mn half halves thirds fourths fifths sixths sevenths eighths ninths tenths "
-    "hundredths thousandths pi or and to not no is are was minus plus times over divided "
-    "multiplied sqrt sin cos tan cot log ln exp"
+    "dozen hundred thousand million billion trillion bn mn half halve third fourth fifth sixth "
+    "seventh eighth ninth tenth hundredth thousandth or and to not no is are was minus plus time "
+    "over divided multiplied sqrt sin cos tan cot log ln exp pi alpha beta gamma delta epsilon "
+    "theta lambda mu phi rho sigma tau omega"
 )
 _NOT_FIRST = _words("a squared cubed factorial choose mod modulo")
+_FUNCTION = re.compile("(?:sin|cos|tan|cot|sqrt|log|ln|exp|pi)[a-z]")
 
 
 @dataclass(frozen=True)
@@ -99,19 +102,24 @@ def read_quantity(text: str) -> Quantity | None:
 
 
 def unboxed(text: str) -> str:
-    r"""The content of the last `\boxed{...}`, `\boxed 5` or `\fbox{...}`; else the text itself."""
-    boxes = list(_BOX.finditer(text))
-    if not boxes:
-        return text
-    if boxes[-1][1]:
-        return boxes[-1][1]
-    start = boxes[-1].end()
-    depth = 1
-    for index in range(start, len(text)):
-        depth += {"{": 1, "}": -1}.get(text[index], 0)
-        if depth == 0:
-            return text[start:index]
+    r"""The content of the last `\boxed{...}`, else of `\boxed 5` or `\fbox{...}`; else the text."""
+    for box in _BOXES:
+        *_, last = [None, *box.finditer(text)]
+        if last and (content := _to_closing_brace(text[last.end() :])) is not None:
+            return content
+        *_, last = [None, *_BOX_WITHOUT_BRACES.finditer(text)]
+        if last:
+            return (last[1] or last[2]).strip()
     return text
+
+
+def _to_closing_brace(text: str) -> str | None:
+    depth = 1
+    for index, character in enumerate(text):
+        depth += {"{": 1, "}": -1}.get(character, 0)
+        if depth == 0:
+            return text[:index]
+    return None
 
 
 def unwrapped(text: str) -> str:
@@ -169,9 +177,12 @@ def _is_unit(text: str, *, is_joined: bool) -> bool:
     """Whether the words behind a number, or joined to it, leave the number what it is."""
     if not text:
         return True
-    words = [word.rstrip("\u00b2\u00b3") for word in re.split(r"[ /]", text)]
-    if not _UNIT.fullmatch(text) or _NOT_UNITS.intersection(words) or words[0] in _NOT_FIRST:
+    if not _UNIT.fullmatch(text):
+        return False
+    first, *_ = words = [word.rstrip("\u00b2\u00b3") for word in re.split(r"[ /]", text)]
+    if any({word, word.removesuffix("s")} & _NOT_UNITS for word in words) or first in _NOT_FIRST:
         return False
     if any(len(word) < 3 and word not in _SHORT_UNITS | _SHORT_WORDS for word in words):
         return False
-    return words[0] in _SHORT_UNITS or not is_joined or len(words[0]) > 4
+    is_known = first in _SHORT_UNITS
+    return is_known or not is_joined or (len(first) > 3 and not _FUNCTION.match(first))

@@ -1,5 +1,6 @@
 """The options of the environment `questions`, for each source of questions."""
 
+import itertools
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -86,7 +87,7 @@ class FileOptions(_Divided):
 class DatasetOptions(_Divided):
     """The options of the environment `questions` with a `dataset` of Hugging Face."""
 
-    dataset: str
+    dataset: str = Field(min_length=1)
     """Its name, `openai/gsm8k`, or a local folder; the package `datasets` loads it."""
     subset: str | None = None
     """One of its configurations, `main`; null: the only one."""
@@ -106,8 +107,8 @@ class DatasetOptions(_Divided):
     """The column with an id of each question; null: there is none."""
 
     def files(self) -> list[Path]:
-        """Those of a local folder."""
-        return sorted(path for path in Path(self.dataset).rglob("*") if path.is_file())
+        """Those of a local folder, at most a thousand."""
+        return list(itertools.islice(Path(self.dataset).rglob("*.*"), 1000))
 
     @property
     def source(self) -> str:

@@ -16,6 +16,7 @@ from ragen_apo.printable import raised_in_words
 
 NO_TOOLS = ("reset", "get_reward", "close")
 """Public methods that the policy does not call; a class may have them."""
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 ROUNDING = 1e-6
 """Of a reward: a sum of tenths may be just below 1."""
 
@@ -42,6 +43,14 @@ def methods_to_call(kind: type) -> dict[str, Callable[..., Any]]:
     return methods
 
 
+def _wants_answer(judge: Callable[..., Any]) -> bool:
+    """Whether it has a parameter of this name, or one that has to be given."""
+    return any(
+        each.name == "answer" or (each.default is each.empty and each.kind not in _VARIADIC)
+        for each in inspect.signature(judge).parameters.values()
+    )
+
+
 class ToolObject:
     """An object of a class, made without arguments for one episode."""
 
@@ -66,8 +75,8 @@ class ToolObject:
     def reward(self, answer: str | None) -> float:
         """What the episode was worth, from 0 to 1; None where it was not answered."""
         judge = self._made.get_reward
-        told = {"answer": answer} if "answer" in inspect.signature(judge).parameters else {}
-        reward = self._asked(f".get_reward({', '.join(told)})", lambda: judge(**told))
+        told = [answer] if _wants_answer(judge) else []
+        reward = self._asked(f".get_reward({'answer' if told else ''})", lambda: judge(*told))
         number = float(reward) if isinstance(reward, Real) else math.nan
         if not -ROUNDING <= number <= 1 + ROUNDING:
             self._refuse(f".get_reward() returned {reward!r:.80}; expected a number from 0 to 1")

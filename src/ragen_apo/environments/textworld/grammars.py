@@ -38,13 +38,13 @@ _games = functools.lru_cache(maxsize=8)  # 2 MiB or more each
 @contextlib.contextmanager
 def careful_grammars() -> Iterator[None]:
     """Within the block TextWorld has our functions, in all threads; afterwards its own again."""
-    replaced = [(owner, name, vars(owner)[name]) for owner, name, _ in _replacements()]
-    for owner, name, ours in _replacements():
+    replaced = [(vars(owner)[name], owner, name, ours) for owner, name, ours in _replacements()]
+    for _, owner, name, ours in replaced:
         setattr(owner, name, ours)
     try:
         yield
     finally:
-        for owner, name, theirs in replaced:
+        for theirs, owner, name, _ in replaced:
             setattr(owner, name, theirs)
 
 

@@ -165,12 +165,16 @@ class _Foreign:
         try:
             answer = ask(self._environment)
         except TypeError as error:
+            is_deeper = error.__traceback__.tb_next.tb_next  # pyright: ignore[reportOptionalMemberAccess]
+            if is_deeper:
+                raise
             raise EnvironmentFaultError(
                 f"{kind}.{what} raised {raised_in_words(error)}. It has to take what is named here "
                 f"and to return {expected}; docs/existing_environments.md has wrappers for others"
             ) from error
-        if not isinstance(answer, tuple) or len(answer) != len(names):
-            found = f"{len(answer)} values" if isinstance(answer, tuple) else type(answer).__name__
+        is_sequence = isinstance(answer, (tuple, list))
+        if not is_sequence or len(answer) != len(names):
+            found = f"{len(answer)} values" if is_sequence else type(answer).__name__
             raise EnvironmentFaultError(
                 f"{kind}.{what} returned {found}; expected {expected}. "
                 "docs/existing_environments.md has wrappers for others"

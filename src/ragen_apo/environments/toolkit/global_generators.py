@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
-_LOCK = threading.Lock()
+_LOCK = threading.RLock()
+"""An environment may play another one within its own block."""
 
 
 @contextlib.contextmanager
 def borrowed_generators() -> Iterator[None]:
-    """The block may set them and draw; afterwards they are as before. One block at a time."""
+    """The block may set them and draw; afterwards they are as before. One thread at a time."""
     with _LOCK:
         before = generator_states()
         try:

@@ -17,7 +17,6 @@ from ragen_apo.training.algorithms.policy_gradient import GroupConfig
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ragen_apo.config.run import RunConfig
     from ragen_apo.training.rollouts import Rollouts
 
 
@@ -33,17 +32,6 @@ class Grpo(GroupConfig):
     name: str = "grpo"
     aggregation: Aggregation = "sequence_mean_token_mean"
     """How token losses become one number; the default is what the algorithm's paper does."""
-
-    def check(self, config: RunConfig) -> None:
-        """Refuses what the division by the deviation would undo."""
-        super().check(config)
-        method = self.reward_normalization.method
-        if method in ("mean", "mean_std"):
-            raise ValueError(
-                "algorithm.reward_normalization: GRPO divides by the deviation of a task's "
-                f"rollouts, so {method} changes nothing; leave it out, or take dr_grpo, which does "
-                "not divide"
-            )
 
     def advantages(self, rollouts: Rollouts) -> Tensor:
         return rollouts.spread(self.statistics_of_tasks(rollouts).standardized())

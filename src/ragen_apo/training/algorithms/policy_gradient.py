@@ -43,7 +43,7 @@ class RewardNormalizationConfig(Section):
 
     method: NormalizationMethod = "identity"
     """Subtract the mean; also divide by the standard deviation; also clamp to [-1, 3]. A changed
-    return is paid at the end of the episode."""
+    return is paid at the end of the episode. GRPO's own division undoes the first two."""
     grouping: NormalizationGrouping = "batch"
     """Whose statistics: of rollouts of the same task (`state`), of the step (`batch`), or of the
     same category, which in a mixture is the environment."""
