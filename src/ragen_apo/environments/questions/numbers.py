@@ -30,7 +30,7 @@ _COMMAND = re.compile(r"\\[A-Za-z]+")
 _CALL = re.compile(r"\b[A-Za-z]\([^()]*\)")
 _UNKNOWN = re.compile(r"(?<!\d )(?<![A-Za-z])[A-Za-z](?![A-Za-z])")
 _COMPUTED = re.compile(r"[\d+*/^-]")
-_BOXES = [re.compile(rf"\\{name}\s*\{{") for name in ("boxed", "fbox")]
+_BOXED, _FBOX = re.compile(r"\\boxed\s*\{"), re.compile(r"\\fbox\s*\{")
 _BOX_WITHOUT_BRACES = re.compile(r"\\boxed\s+(?:([^\s$][^$\n]*)\$|(-?[\d.,/]*\d)(?=[\s.,]|$))")
 _UNWRAPPED = re.compile(r"\\(?:text|mathrm|mbox|textbf|mathbf)\s*\{([^{}]*)\}")
 _FRACTION = re.compile(r"\\[dtc]?frac\s*(?:\{\s*(-?\d+)\s*\}\s*\{\s*(\d+)\s*\}|(\d)\s*(\d))")
@@ -103,13 +103,12 @@ def read_quantity(text: str) -> Quantity | None:
 
 def unboxed(text: str) -> str:
     r"""The content of the last `\boxed{...}`, else of `\boxed 5` or `\fbox{...}`; else the text."""
-    for box in _BOXES:
+    for box in (_BOXED, _BOX_WITHOUT_BRACES, _FBOX):
         *_, last = [None, *box.finditer(text)]
+        if last and box is _BOX_WITHOUT_BRACES:
+            return (last[1] or last[2]).strip()
         if last and (content := _to_closing_brace(text[last.end() :])) is not None:
             return content
-        *_, last = [None, *_BOX_WITHOUT_BRACES.finditer(text)]
-        if last:
-            return (last[1] or last[2]).strip()
     return text
 
 
