@@ -2,9 +2,9 @@
 
     .textworld/bin/python -m benchmarks.text_adventures [--num-games 6] [--data FOLDER]
 
-`make test-interop` makes that environment. Without `--data` the games are households that the tests
-make, with some thirty-six places, as large ones of ALFWorld have. Both sides play the same random
-commands, in turns of a game each.
+`make test-interop` makes that environment. Without `--data` the games are those that
+`benchmarks.households` makes in ALFWorld's kitchens, its largest rooms. Both sides play the same
+random commands, in turns of a game each.
 """
 
 import argparse
@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
+from benchmarks.households import KINDS, KITCHENS, make_household
 from benchmarks.tables import write_page
 
 from ragen_apo.environments.textworld.engine import Engine
@@ -103,7 +104,7 @@ def main() -> None:
         header=("played by", "start, ms (share)", "command, ms (share)"),
         rows=rows,
         notes=f"Medians over {arguments.num_games} games of {arguments.num_commands} commands. "
-        f"The games are {arguments.data or 'households that the tests make'}.",
+        f"The games are {arguments.data or 'those of `benchmarks.households` in kitchens'}.",
     )
 
 
@@ -111,10 +112,8 @@ def games(data: Path | None, folder: Path, number: int) -> list[Path]:
     """Games of a folder, or households that are made for it."""
     if data is not None:
         return sorted(data.rglob("*.tw-pddl"))[:number]
-    from tests.interop.households import KINDS, make_household  # needs alfworld
-
     kinds = itertools.islice(itertools.cycle(KINDS), number)
-    return [make_household(folder, kind, seed, size=4) for seed, kind in enumerate(kinds)]
+    return [make_household(folder, kind, seed, rooms=KITCHENS) for seed, kind in enumerate(kinds)]
 
 
 if __name__ == "__main__":

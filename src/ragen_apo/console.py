@@ -23,6 +23,7 @@ PLAIN_LINE_EVERY_SECONDS = 15.0
 WIDE = 115
 """Characters in a line of the terminal: enough for all columns and the longest note."""
 DESCRIPTIONS = {
+    "teacher": "warm start: the teacher",
     "copy": "warm start: copying",
     "demonstrations": "warm start: demonstrations",
     "stage 1": "stage 1: reference values",

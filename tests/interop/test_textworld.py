@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from benchmarks.households import KINDS, make_household
 
 import ragen_apo
 from ragen_apo.config import RunConfig
@@ -21,7 +22,6 @@ from ragen_apo.types import Task
 
 for _module in ("alfworld", "textworld"):
     pytest.importorskip(_module, reason=f"{_module} is not installed; run `make test-interop`")
-from tests.interop.households import KINDS, make_household  # noqa: E402 (needs alfworld)
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "text_adventures.md"
 

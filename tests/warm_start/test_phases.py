@@ -97,6 +97,18 @@ def test_demonstrations_are_the_same_for_the_same_seed_and_of_training_tasks(
     assert {episode.task.split for episode in first} == {"train"}
 
 
+def test_the_console_hears_how_many_demonstrations_are_played(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[tuple[str | int, ...]] = []
+    monkeypatch.setattr(session.progress, "start", lambda *phase: heard.append(phase))
+    monkeypatch.setattr(session.progress, "update", lambda done, note="": heard.append((done,)))
+    demonstrations_phase(session, session.load_model(session.run.initial))
+    settings = session.config.warm_start.demonstrations
+    number = len(session.environments.tasks("train")) * settings.num_episodes_per_task
+    assert heard == [("teacher", number), *((done,) for done in range(1, number + 1))]
+
+
 def test_a_phase_has_the_same_batch_at_the_same_step(session: Session) -> None:
     model = session.load_model(session.run.initial)
     for make_phase in (copy_phase, demonstrations_phase):

@@ -47,9 +47,11 @@ def play_scripted_episodes(
     *,
     policy_version: str,
     context: ContextManager | None = None,
+    on_finished: Callable[[int], None] = lambda done: None,
 ) -> list[Trajectory]:
     """One trajectory a request. Without a context manager the turns carry text and no tokens.
 
+    `on_finished` is told how many episodes are over, whenever one more is.
     Raises ContextError if the first turn of an episode exceeds the context manager's limits.
     """
     idle: list[ScriptedPolicy] = []
@@ -71,6 +73,7 @@ def play_scripted_episodes(
             assert each.outcome is not None, "the first turn fits, or ContextError was raised"
             trajectory = each.episode.finished(each.outcome, policy_version=policy_version)
             finished[each.episode.index] = trajectory
+            on_finished(len(finished))
         playing = [each for each in playing if not each.is_over]
     return [finished[index] for index in sorted(finished)]
 

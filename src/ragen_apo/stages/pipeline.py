@@ -280,7 +280,9 @@ def _initial_model(session: Session) -> Path | str:
     if session.has(folder):
         return folder
     small, demonstrations = config.policy.small, config.warm_start.demonstrations
-    texts = tokenizer_texts(demonstrations, session.environments, seed=config.seed)
+    texts = tokenizer_texts(
+        demonstrations, session.environments, seed=config.seed, progress=session.progress
+    )
     tokenizer = train_tokenizer(texts, vocab_size=small.vocab_size)
     model = build_small_model(tokenizer, small, seed=config.seed)
     session.save_model(model, folder)

@@ -27,6 +27,7 @@ from ragen_apo.config.warm_start import CopyConfig, DemonstrationsConfig
 from ragen_apo.environments.base import ScriptedPolicy
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.policy.tokenizer import SPECIAL_TOKENS
+from ragen_apo.progress import Progress, SilentProgress
 from ragen_apo.seeding import derive_seed, generator
 from ragen_apo.training.batching import collate, micro_batches
 from ragen_apo.types import Task, TrainingSample, Trajectory
@@ -183,20 +184,32 @@ def play_demonstrations(
     *,
     num_episodes_per_task: int,
     seed: int,
+    progress: Progress | None = None,
 ) -> list[Trajectory]:
     """The teacher's episodes on the given tasks, the same for the same seed."""
+    progress = progress or SilentProgress()
     requests = [
         EpisodeRequest(task, derive_seed(seed, "demonstration", task.task_id, repeat))
         for task in tasks
         for repeat in range(num_episodes_per_task)
     ]
+    progress.start("teacher", len(requests))
     return play_scripted_episodes(
-        make_teacher, environments, requests, policy_version="teacher", context=context
+        make_teacher,
+        environments,
+        requests,
+        policy_version="teacher",
+        context=context,
+        on_finished=progress.update,
     )
 
 
 def tokenizer_texts(
-    settings: DemonstrationsConfig, environments: EnvironmentManager, *, seed: int
+    settings: DemonstrationsConfig,
+    environments: EnvironmentManager,
+    *,
+    seed: int,
+    progress: Progress | None = None,
 ) -> list[str]:
     """What the agent will read and write, for a tokenizer: demonstrations without their tokens."""
     policies = environments.scripted_policies()
@@ -207,6 +220,7 @@ def tokenizer_texts(
         environments.tasks("train"),
         num_episodes_per_task=settings.num_episodes_per_task,
         seed=seed,
+        progress=progress,
     )
     turns = [turn for trajectory in trajectories for turn in trajectory.turns]
     texts = [text for turn in turns for text in (turn.observation, turn.response)]

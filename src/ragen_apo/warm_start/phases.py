@@ -145,4 +145,5 @@ def _demonstrations(session: Session, model: LanguageModel) -> list[Trajectory]:
         session.environments.tasks("train"),
         num_episodes_per_task=config.num_episodes_per_task,
         seed=session.config.seed,
+        progress=session.progress,
     )
