@@ -95,6 +95,16 @@ def test_a_number_may_be_written_in_any_usual_way(number: str) -> None:
     assert parse(f"optimizer: {{learning_rate: {number}}}").optimizer.learning_rate == 0.0001
 
 
+@pytest.mark.parametrize("temperature", ["1e-4", "1e-40"])
+@pytest.mark.parametrize("section", ["sampling", "evaluation"])
+def test_a_temperature_that_nothing_can_be_divided_by_is_refused(
+    section: str, temperature: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"{section}\.temperature: .*at least 0\.001"):
+        parse("", f"--{section}.temperature", temperature)
+    assert parse("", f"--{section}.temperature", "1e-3")
+
+
 def test_a_whole_number_may_be_written_with_an_exponent() -> None:
     assert parse("training: {max_steps: 1e3}").training.max_steps == 1000
 

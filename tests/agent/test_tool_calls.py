@@ -23,6 +23,8 @@ from ragen_apo.environments.tools import FunctionTool, Tool, call_of, calls_of
 from ragen_apo.errors import ConfigError
 from ragen_apo.policy.call_form import CallForm
 from ragen_apo.policy.engine import Response
+from ragen_apo.policy.language_model import LanguageModel
+from ragen_apo.policy.sampling import StopRule
 from ragen_apo.types import Task, Trajectory, TurnFlag
 from tests import factories
 from tests.chat_templates import UNTHINKING
@@ -303,6 +305,19 @@ def test_what_the_rules_write_as_a_call_is_no_message() -> None:
         assert calls.parse(calls.render(thought="", action='answer("")')).action == "answer()"
 
 
+@pytest.mark.parametrize(
+    "text",
+    ['The set {"a", "b"} has 2.', '{"a": 1}, "b"', '```json\n{"answer": 42}\n```'],
+)
+def test_json_that_names_no_tool_is_a_message(text: str) -> None:
+    """Llama writes nothing before a call by which it could be told from an answer."""
+    for calls in (TO_QWEN, TO_LLAMA):
+        parsed = calls.parse(f"<think>so</think>{text}")
+        assert (parsed.is_valid, parsed.action, parsed.thought) == (True, f"reply {text}", "so")
+    call = '{"name": "add", "parameters": {"a": 1, "b": 2}}'
+    assert TO_LLAMA.parse(f'The dict {{"a": 1}} is mine. {call}').action == "add 1 2"
+
+
 def test_two_messages_are_refused() -> None:
     other = replace(SUMS[1], name="say", action="say {text}")
     properties = make_environment("questions", {}).properties
@@ -328,6 +343,8 @@ def test_a_message_is_answered_by_the_user_and_a_call_by_the_tool(
 
     call = ToolCalls(SUMS, CallForm() if model.startswith("qwen") else TO_LLAMA.form)
     assert after("Hello.", SUMS) == "user"
+    thought = call.form.write("add", '{"a": 1, "b": 2}')
+    assert after(f"<think>Or {thought}?</think>Hello.", SUMS) == "user"
     assert after(call.render(thought="", action="add 1 2"), SUMS) == "tool"
     assert after("Hello.", SUMS[:1]) == "tool", "where no message is expected, as ever"
 
@@ -346,7 +363,8 @@ def test_a_message_may_be_called_as_a_tool_all_the_same() -> None:
         ("42", (TO_QWEN, TO_LLAMA)),
         ("a\nb", (TO_QWEN, TO_LLAMA)),
         ("a <tool_call> of", (TO_LLAMA,)),
-        ('{ "name"', (TO_QWEN,)),
+        ('{ "name"', (TO_QWEN, TO_LLAMA)),
+        ('{ "name" : 1', ()),
         ("</think>", ()),
     ],
 )
@@ -505,6 +523,23 @@ def test_a_response_ends_with_the_turn_and_is_read_back_from_its_tokens(
         assert context.parse(turn.response).action == turn.action
         following = context.next_prompt("x", last_response=turn.response_token_ids)
         assert last not in following[:1], "the end of the turn stands there once"
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_closing_tag_of_answers_may_stand_in_a_call(
+    real_template: Callable, tiny_model: LanguageModel, model: str
+) -> None:
+    tokenizer = real_template(model)
+    worlds = LanguageModel(tiny_model.model, tokenizer)
+    context = ContextManager(tokenizer, system_prompt=None, tools=TOOLS, limits=NO_LIMITS)
+    action = "search <answer>5</answer> is the form"
+    tokens = context.encode_response(context.write_response(thought="", action=action))
+    for stops_at_answer in (True, False):
+        rule = StopRule(worlds, stops_at_answer=stops_at_answer)
+        written = next(n for n in range(1, len(tokens) + 1) if rule.is_over(tokens[:n]))
+        assert (written < len(tokens)) is stops_at_answer
+        parsed = context.parse(context.decode(tokens[:written]))
+        assert (parsed.action == action) is not stops_at_answer
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from transformers import (
     AutoModelForCausalLM,
     Gemma3Config,
     Gemma3TextConfig,
+    GPT2Config,
     LlamaConfig,
     MistralConfig,
     Phi3Config,
@@ -170,6 +171,26 @@ def test_a_model_of_text_and_images_is_refused_before_its_weights_are_read() -> 
     config = Gemma3Config(text_config=text, vision_config=vision)
     with pytest.raises(ModelError, match="gemma3.* has several parts"):
         check_architecture(config, "model", max_context_tokens=LENGTH)
+
+
+def test_padding_in_training_stays_within_limits_that_depend_on_the_pass() -> None:
+    """Of 300 tokens it makes 304."""
+    config = dynamic(max_position_embeddings=300)
+    check_architecture(config, "model", max_context_tokens=288)
+    with pytest.raises(ConfigError, match=r"is 290, .* to 304\)\. Lower it to 288"):
+        check_architecture(config, "model", max_context_tokens=290)
+
+
+def test_learned_positions_leave_room_for_padding_and_rotary_ones_need_none() -> None:
+    learned = GPT2Config(n_positions=300)
+    check_architecture(learned, "model", max_context_tokens=288)
+    check_architecture(
+        LlamaConfig(**{**SIZES, "max_position_embeddings": 300}), "model", max_context_tokens=300
+    )
+    with pytest.raises(
+        ConfigError, match=r"is 300, .* pads such contexts to 304\); lower it to 288"
+    ):
+        check_architecture(learned, "model", max_context_tokens=300)
 
 
 def test_positions_end_where_the_model_was_made_for() -> None:

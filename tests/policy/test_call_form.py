@@ -98,13 +98,18 @@ def test_a_call_that_is_no_json_is_refused(
             "<tool_call>{}</tool_call>,<tool_call>[]</tool_call>",
             ("", ["{}</tool_call>,<tool_call>[]"]),
         ),
-        (LLAMA, '<|python_tag|>{"a": {}}', ("<|python_tag|>", ['{"a": {}}'])),
+        (LLAMA, '<|python_tag|>{"name": {}}', ("<|python_tag|>", ['{"name": {}}'])),
         (LLAMA, "Hello", ("Hello", [])),
+        (LLAMA, '{"a": "name"}', ('{"a": "name"}', [])),
         (LLAMA, r"\boxed{2}", (r"\boxed{2}", [])),
-        (LLAMA, 'So { "a": 1}', ("So ", ['{ "a": 1}'])),
-        (LLAMA, '{"a": 1}\n{"b": 2}; {"c": {}}', ("", ['{"a": 1}', '{"b": 2}', '{"c": {}}'])),
-        (LLAMA, '{"a": 1} and {"b": 2}', ("", ['{"a": 1} and {"b": 2}'])),
-        (LLAMA, '{"a": 1', ("", ['{"a": 1'])),
+        (LLAMA, 'So { "name": 1}', ("So ", ['{ "name": 1}'])),
+        (
+            LLAMA,
+            '{"name": 1}\n{"name": 2}; {"name": {}}',
+            ("", ['{"name": 1}', '{"name": 2}', '{"name": {}}']),
+        ),
+        (LLAMA, '{"name": 1} and {"name": 2}', ("", ['{"name": 1} and {"name": 2}'])),
+        (LLAMA, '{"name": 1', ("", ['{"name": 1'])),
     ],
 )
 def test_a_text_is_split_where_its_calls_begin(

@@ -37,6 +37,7 @@ from ragen_apo.agent.context import ContextManager
 from ragen_apo.config.policy import SmallModelConfig
 from ragen_apo.errors import ConfigError, ModelError
 from ragen_apo.policy import language_model
+from ragen_apo.policy.conversation_probe import probe_conversation
 from ragen_apo.policy.generation import GenerationEngine
 from ragen_apo.policy.language_model import (
     LanguageModel,
@@ -45,6 +46,7 @@ from ragen_apo.policy.language_model import (
     load_language_model,
 )
 from ragen_apo.seeding import generator
+from ragen_apo.warm_start.batches import copyable_token_ids
 from tests.chat_templates import SMOLLM_3, with_template
 from tests.factories import NO_LIMITS, TINY_ARCHITECTURE
 from tests.fixtures import CHATML
@@ -490,6 +492,18 @@ def test_added_tokens_without_embeddings_that_no_conversation_has_are_accepted(
     tokenizer.add_special_tokens({"additional_special_tokens": ["<image_soft_token>"]})
     tokenizer.save_pretrained(folder)
     assert load_language_model(folder, device=CPU).vocabulary_size == len(tokenizer) - 1
+
+
+def test_a_pad_token_that_was_added_without_an_embedding_pads_nothing(folder: Path) -> None:
+    """As in many folders of Llama 2: rows of several lengths are padded with another token."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_special_tokens({"pad_token": "[PAD]"})
+    tokenizer.save_pretrained(folder)
+    model = load_language_model(folder, device=CPU)
+    assert tokenizer.pad_token_id == model.vocabulary_size
+    assert model.pad_id == 0
+    assert max(copyable_token_ids(model)) == model.vocabulary_size - 1
+    probe_conversation(model)
 
 
 @pytest.mark.parametrize("name", ["./nothere", "../nothere/model", "/nothere"])

@@ -3,8 +3,10 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
-from ragen_apo.policy.tokenizer import SPECIAL_TOKENS, TAGS, train_tokenizer
+from ragen_apo.policy.tokenizer import SPECIAL_TOKENS, TAGS, text_of, train_tokenizer
 
 
 def encode(tokenizer, text: str) -> list[int]:
@@ -50,6 +52,19 @@ def test_tags_survive_decoding(shop_tokenizer) -> None:
 @given(text=st.text())
 def test_any_text_survives_a_round_trip(shop_tokenizer, text: str) -> None:
     assert shop_tokenizer.decode(encode(shop_tokenizer, text)) == text
+
+
+def test_spaces_before_punctuation_are_read_as_they_were_sampled() -> None:
+    """A tokenizer may be set to leave them out, and then a link's text could not be said."""
+    text = "click[men 's shoe , red .]"
+    characters = [(letter, -1.0) for letter in sorted({*text, "\u2581"})]
+    backend = Tokenizer(models.Unigram(characters))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
+    backend.decoder = decoders.Metaspace(prepend_scheme="never")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, clean_up_tokenization_spaces=True)
+    token_ids = tokenizer.encode(text)
+    assert tokenizer.decode(token_ids) != text
+    assert text_of(tokenizer, token_ids) == text
 
 
 def test_the_chat_template_puts_one_token_before_each_message(shop_tokenizer) -> None:

@@ -439,6 +439,7 @@ def test_the_good_episodes_are_likelier_afterwards(distilled_run: RunDirectory) 
         )
     whole = factories.changed(config, f"--distillation.batch_size={len(episodes)}")
     phase = distillation_phase(replace(session, config=whole), models[0], episodes, version=0)
+    assert not phase.has_dropout
     before, after = (
         accumulate_supervised_gradients(model, phase.batch(0), temperature=phase.temperature)
         for model in models

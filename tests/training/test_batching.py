@@ -3,8 +3,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ragen_apo.policy.passes import longest_within, padded_length
 from ragen_apo.task_order import epoch_slice
-from ragen_apo.training.batching import collate, micro_batches, padded_length
+from ragen_apo.training.batching import collate, micro_batches
 from ragen_apo.types import TrainingSample
 
 CPU = torch.device("cpu")
@@ -85,3 +86,9 @@ def test_padded_lengths_are_few_and_hardly_longer() -> None:
     )
     assert len(set(padded)) < 16 * 10
     assert padded_length(3) == 3
+
+
+def test_the_longest_length_within_a_limit_does_not_exceed_it_when_padded() -> None:
+    for limit in range(1, 2000):
+        fitting = [length for length in range(1, limit + 1) if padded_length(length) <= limit]
+        assert longest_within(limit) == max(fitting)

@@ -288,6 +288,19 @@ def test_copying_ends_once_it_is_as_accurate_as_asked_for(session: Session) -> N
     assert last["accuracy"] >= 0.5
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("has_dropout", [True, False])
+def test_dropout_acts_unless_the_phase_has_none(session: Session, has_dropout: bool) -> None:
+    """What is distilled was sampled without it."""
+    model = session.load_model(session.run.initial)
+    modes: set[bool] = set()
+    model.model.register_forward_pre_hook(lambda module, _: modes.add(module.training))
+    model.model.base_model.register_forward_pre_hook(lambda module, _: modes.add(module.training))
+    phase = replace(copy_phase(session, model), num_steps=2, has_dropout=has_dropout)
+    run_supervised_phase(session, model, phase, start=0)
+    assert modes == {has_dropout}
+
+
 def test_the_curves_have_both_phases_in_order(finished_run: Path) -> None:
     rows = read_json_lines(finished_run / "warm_start.jsonl")
     assert [(row["phase"], row["step"]) for row in rows] == [

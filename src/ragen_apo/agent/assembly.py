@@ -29,7 +29,7 @@ from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.progress import Progress
 from ragen_apo.values.conditions import SamplingConditions
 
-PARSER_VERSIONS = {"think_answer": "think-answer-2", "tool_call": "tool-call-3"}
+PARSER_VERSIONS = {"think_answer": "think-answer-2", "tool_call": "tool-call-4"}
 """Raise one whenever another action is read in the same text."""
 
 
@@ -152,6 +152,7 @@ def build_proxy(
     inference servers that fail while others play.
     """
     num_rows, capacity = config.training.num_rows, config.agent.max_context_tokens
+    stops_at_answer = not config.agent.calls_tools
     if config.rollouts.engine == "vllm":
         engine = ServerEngine(
             model,
@@ -159,11 +160,14 @@ def build_proxy(
             num_rows=num_rows,
             capacity=capacity,
             temperature=config.sampling.temperature,
+            stops_at_answer=stops_at_answer,
             ranks=ranks,
             progress=progress,
         )
     else:
-        engine = GenerationEngine(model, num_rows=num_rows, capacity=capacity)
+        engine = GenerationEngine(
+            model, num_rows=num_rows, capacity=capacity, stops_at_answer=stops_at_answer
+        )
     context = build_context(config.agent, model, environments)
     return AgentProxy(
         engine,

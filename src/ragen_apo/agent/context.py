@@ -29,7 +29,7 @@ from ragen_apo.environments.tools import Tool, message_of, schemas_of
 from ragen_apo.errors import ContextError
 from ragen_apo.policy.call_form import read_call_form
 from ragen_apo.policy.chat_template import read_chat_template
-from ragen_apo.policy.tokenizer import CLOSE_ANSWER, CLOSE_THOUGHT, OPEN_THOUGHT
+from ragen_apo.policy.tokenizer import CLOSE_ANSWER, CLOSE_THOUGHT, OPEN_THOUGHT, text_of
 from ragen_apo.types import Task, Turn
 
 _NUM_CACHED_PAGES = 4096
@@ -189,7 +189,7 @@ class ContextManager:
     def _prompt_after(self, turn: Turn, observation: str) -> list[int]:
         """A call is answered by the tool, a message by the user."""
         calls = self._calls
-        is_message = calls and message_of(calls.tools) and not calls.form.split(turn.response)[1]
+        is_message = calls and message_of(calls.tools) and not calls.found_in(turn.response)
         role = "user" if is_message else None
         return self.next_prompt(observation, last_response=turn.response_token_ids, role=role)
 
@@ -261,6 +261,4 @@ class ContextManager:
         if token_ids and token_ids[-1] in self._end_ids:
             is_tag = self.tokenizer.convert_ids_to_tokens(token_ids[-1]) == CLOSE_ANSWER
             token_ids = token_ids if is_tag else token_ids[:-1]
-        text = self.tokenizer.decode(list(token_ids), skip_special_tokens=False)
-        assert isinstance(text, str)
-        return text
+        return text_of(self.tokenizer, token_ids)

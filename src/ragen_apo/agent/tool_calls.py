@@ -23,12 +23,11 @@ from ragen_apo.agent.responses import ParsedResponse
 from ragen_apo.environments.tools import Tool, called, calls_of, message_of
 from ragen_apo.errors import ConfigError
 from ragen_apo.files import parse_json
-from ragen_apo.policy.call_form import CallForm
+from ragen_apo.policy.call_form import BEGINS_AS_CALL, CallForm
 from ragen_apo.policy.tokenizer import CLOSE_THOUGHT, OPEN_THOUGHT
 from ragen_apo.printable import shortened
 
 _FAULT = ParsedResponse(thought="", action="", is_valid=False)
-_BEGINS_AS_CALL = re.compile(r'\{\s*"name"\s*:')
 _THOUGHT_TAG = re.compile(f"{OPEN_THOUGHT}|{CLOSE_THOUGHT}")
 
 
@@ -71,14 +70,12 @@ class ToolCalls:
         fit, and several calls of which one is such, not joinable, or has a line break in its text.
         Text without a call is a message, if one of the tools is, unless it is empty or was cut off.
         """
-        thought, closed, said = text.partition(CLOSE_THOUGHT)
-        if not closed:
-            thought, said = "", text
+        thought, said = _behind_thought(text)
         before, calls = self.form.split(said)
         if OPEN_THOUGHT in before and CLOSE_THOUGHT not in before:
             return _FAULT
         if not calls:
-            before, closed, message = said.rpartition(CLOSE_THOUGHT)
+            before, _, message = said.rpartition(CLOSE_THOUGHT)
             thought = _THOUGHT_TAG.sub("", thought + before).strip()
             return _FAULT if is_cut_off else self._message(thought, message.strip())
         is_one = len(calls) == 1
@@ -91,13 +88,17 @@ class ToolCalls:
         thought = _THOUGHT_TAG.sub("", thought + before).strip()
         return ParsedResponse(thought, "\n".join(actions) if can_be_done else "", is_valid=True)
 
+    def found_in(self, text: str) -> bool:
+        """Whether a call begins in a response, behind its thought."""
+        return bool(self.form.split(_behind_thought(text)[1])[1])
+
     def _message(self, thought: str, text: str) -> ParsedResponse:
         """Text without a call as the message; what was meant as a call is none.
 
         A message may be written as the rules write actions, `answer(42)`.
         """
         message, closing = message_of(self.tools), self.form.closing.strip()
-        is_broken = (closing and closing in text) or _BEGINS_AS_CALL.match(text)
+        is_broken = (closing and closing in text) or BEGINS_AS_CALL.match(text)
         if message is None or not text or is_broken:
             return _FAULT
         written = next((tool for tool in self.tools if text.startswith(f"{tool.name}(")), None)
@@ -129,6 +130,12 @@ class ToolCalls:
             plain = ParsedResponse("", tool.action_of(arguments) or "", is_valid=True)
             call = text if self.parse(text) == plain else call
         return f"{OPEN_THOUGHT}{thought}{CLOSE_THOUGHT}\n\n{call}"
+
+
+def _behind_thought(text: str) -> tuple[str, str]:
+    """A response's thought and what follows it: everything, if no thought is closed."""
+    thought, closed, said = text.partition(CLOSE_THOUGHT)
+    return (thought, said) if closed else ("", text)
 
 
 def _action(tools: Sequence[Tool], call: str) -> str | None:

@@ -71,8 +71,8 @@ class LoraConfig(Section):
     alpha: Count = 32
     """The change is scaled by alpha / rank."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Share of an adapter's inputs that is dropped in the warm start. Stage 2 has no dropout,
-    because it would sample from one policy and train another."""
+    """Share of an adapter's inputs that is dropped in the warm start. Distillation and Stage 2 have
+    no dropout: they would sample from one policy and train another."""
     target_modules: Annotated[list[str], BeforeValidator(one_or_more), Field(min_length=1)] = Field(
         default=[ALL_LINEAR]
     )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from ragen_apo.choices import FilterStrategy, Schedule, ZeroVariance
 from ragen_apo.config.search import SearchConfig
 from ragen_apo.config.section import (
+    LARGEST,
     Count,
     CountOrZero,
     LearningRate,
@@ -19,11 +20,23 @@ from ragen_apo.config.section import (
     whole_number,
 )
 
+LEAST_TEMPERATURE = 1e-3
+"""Logits that are divided by less may be too large for a number."""
+
+
+def _greedy_or_large_enough(temperature: float) -> float:
+    if 0 < temperature < LEAST_TEMPERATURE:
+        raise ValueError(
+            f"{temperature} is too small to divide by; expected 0, which is greedy, or at least "
+            f"{LEAST_TEMPERATURE}"
+        )
+    return temperature
+
 
 class SamplingConfig(Section):
     """How the policy samples in Stage 1 and Stage 2."""
 
-    temperature: Positive = 1.0
+    temperature: Annotated[float, Field(ge=LEAST_TEMPERATURE, le=LARGEST)] = 1.0
     """Divides the logits. The tempered distribution is the policy that is trained."""
 
 
@@ -175,7 +188,7 @@ class EvaluationConfig(Section):
     """Tasks in the split's order, one episode each. If the split has fewer tasks, it is played
     again with other seeds. It is played only once if nothing is random (greedy play, deterministic
     environment)."""
-    temperature: NonNegative = 0.0
+    temperature: Annotated[NonNegative, AfterValidator(_greedy_or_large_enough)] = 0.0
     """Sampling temperature; 0 is greedy."""
     pass_k: Size | None = None
     """Also play each task this often at sampling.temperature and give pass@k."""

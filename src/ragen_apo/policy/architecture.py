@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ragen_apo.errors import ConfigError, ModelError
+from ragen_apo.policy.passes import longest_within, padded_length
 
 _SEES_ALL = "full_attention"
 _SEES_A_WINDOW = "sliding_attention"
@@ -39,8 +40,13 @@ def check_architecture(
     longest = getattr(config, "max_position_embeddings", None)
     longest = longest if isinstance(longest, int) else None
     num_tokens = max_context_tokens or longest or math.inf
-    for reason, limit in [*_attention_limits(config), *_rotary_limits(config)]:
-        if num_tokens <= limit:
+    padded = padded_length(max_context_tokens) if max_context_tokens else num_tokens
+    limits = [(num_tokens, limit, limit, reason) for reason, limit in _attention_limits(config)]
+    limits += [
+        (padded, limit, longest_within(limit), reason) for reason, limit in _rotary_limits(config)
+    ]
+    for length, limit, advised, reason in limits:
+        if length <= limit:
             continue
         if limit == 0:
             raise ModelError(f"'{path}' {reason}, which is not supported. {_OTHER_MODEL}")
@@ -50,17 +56,27 @@ def check_architecture(
                 f"Set agent.max_context_tokens to {limit}. {_OTHER_MODEL}"
             )
         raise ConfigError(
-            f"agent.max_context_tokens is {max_context_tokens}, and '{path}' {reason}. Lower it to "
-            f"{limit}. {_OTHER_MODEL}"
+            f"agent.max_context_tokens is {max_context_tokens}, and '{path}' {reason}"
+            f"{_padding(max_context_tokens, length)}. Lower it to {advised}. {_OTHER_MODEL}"
         )
-    if max_context_tokens is not None and longest is not None and max_context_tokens > longest:
+    if max_context_tokens is None or longest is None:
+        return
+    is_rotary = isinstance(getattr(config, "rope_parameters", None), Mapping)
+    needed = max_context_tokens if is_rotary else padded  # others have an embedding a position
+    if needed > longest:
         raise ConfigError(
             f"agent.max_context_tokens is {max_context_tokens}, and '{path}' was made for at most "
-            f"{longest} tokens (max_position_embeddings); lower it, or take another model"
+            f"{longest} tokens (max_position_embeddings){_padding(max_context_tokens, needed)}; "
+            f"lower it to {longest if is_rotary else longest_within(longest)}, or take another "
+            "model"
         )
 
 
-def _attention_limits(config: Any) -> Iterator[tuple[str, float]]:
+def _padding(max_context_tokens: int, length: float) -> str:
+    return "" if length == max_context_tokens else f" (training pads such contexts to {length})"
+
+
+def _attention_limits(config: Any) -> Iterator[tuple[str, int]]:
     """Why long contexts would be computed wrongly, and from which length in tokens.
 
     A window that no context leaves hides nothing.
@@ -76,7 +92,7 @@ def _attention_limits(config: Any) -> Iterator[tuple[str, float]]:
         yield f"has layers ({_SEES_A_WINDOW}) that see the last {size} tokens only", size
 
 
-def _rotary_limits(config: Any) -> Iterator[tuple[str, float]]:
+def _rotary_limits(config: Any) -> Iterator[tuple[str, int]]:
     """The same of rotary positions whose frequencies change with the longest position of a pass.
 
     A pass has rows of any length, and generation reads an early token in another pass than scoring.

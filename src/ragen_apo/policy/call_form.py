@@ -29,6 +29,7 @@ _QUESTION, _RESULT = {"role": "user", "content": "Go."}, "Done."
 _CALL = re.compile(
     r'\{"name": "probe", "(?P<key>arguments|parameters)": ' + re.escape(_ARGUMENTS) + r"\}"
 )
+BEGINS_AS_CALL = re.compile(r'\{\s*"name"\s*:')
 _EMPTY_THOUGHT = re.compile(rf"{OPEN_THOUGHT}\s*{CLOSE_THOUGHT}\s*")
 
 
@@ -53,7 +54,7 @@ class CallForm:
         No JSON if no call begins; "" alone if something else follows what closes one.
         """
         opening, closing = self.opening.strip(), self.closing.strip()
-        begins = re.search(re.escape(opening) if opening else r'\{\s*"', text)
+        begins = re.search(re.escape(opening) if opening else BEGINS_AS_CALL, text)
         if begins is None:
             return text, []
         before, rest = text[: begins.start()], text[begins.start() :].removeprefix(opening).strip()

@@ -63,9 +63,11 @@ class GenerationEngine:
     Closing the last row frees it. A little main memory is kept for the next rows.
     """
 
-    def __init__(self, model: LanguageModel, *, num_rows: int, capacity: int) -> None:
+    def __init__(
+        self, model: LanguageModel, *, num_rows: int, capacity: int, stops_at_answer: bool = True
+    ) -> None:
         self.model, self.num_rows, self.capacity = model, num_rows, capacity
-        self.stop_rule = StopRule(model)
+        self.stop_rule = StopRule(model, stops_at_answer=stops_at_answer)
         self._on_gpu = model.device.type == "cuda"
         self._view = CacheView(capacity)
         if self._on_gpu:
@@ -121,10 +123,22 @@ class GenerationEngine:
         if not self._memory.free:
             return_freed_memory()
         try:
-            with self.model.constant_weights():
+            with self.constant_weights():
                 yield
         finally:
             self._close_all_rows()
+
+    @contextlib.contextmanager
+    def constant_weights(self) -> Iterator[None]:
+        """Within it the weights do not change; rows may be open before and after it.
+
+        Afterwards no recorded pass is left, as the addresses of converted weights are in it.
+        """
+        try:
+            with self.model.constant_weights():
+                yield
+        finally:
+            self._recorded.forget()
 
     def submit(
         self, row: Row, prompt: Sequence[int], *, max_new_tokens: int, restarts: bool = False

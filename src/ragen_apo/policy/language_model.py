@@ -114,7 +114,9 @@ class LanguageModel:
     def pad_id(self) -> int:
         """The token that pads rows on the right; no result depends on it."""
         token_id = self.tokenizer.pad_token_id
-        return token_id if isinstance(token_id, int) else 0
+        if isinstance(token_id, int) and 0 <= token_id < self.vocabulary_size:
+            return token_id
+        return 0
 
     @property
     def vocabulary_size(self) -> int:

@@ -106,6 +106,25 @@ def body_output(
         return body(input_ids=token_ids_RT, **kwargs).last_hidden_state
 
 
+def padded_length(length: int) -> int:
+    """The next of 16 lengths per octave: at most one sixteenth more.
+
+    Kernels for CPU keep what they prepared for every shape they have met: with lengths of all kinds
+    a process grew by 8 GB in half an hour (docs/log.md).
+    """
+    unit = _padding_unit(length)
+    return -(-length // unit) * unit
+
+
+def longest_within(limit: int) -> int:
+    """The largest length that does not become longer than the limit when it is padded."""
+    return limit - limit % _padding_unit(limit)
+
+
+def _padding_unit(length: int) -> int:
+    return 1 << max(length.bit_length() - 5, 0)
+
+
 def read_nothing(*_: Tensor) -> tuple[Tensor, ...]:
     """Makes nothing of a pass."""
     return ()

@@ -13,23 +13,26 @@ from ragen_apo.errors import ModelError
 from ragen_apo.policy.engine import Response
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.policy.passes import on_device
-from ragen_apo.policy.tokenizer import CLOSE_ANSWER
+from ragen_apo.policy.tokenizer import CLOSE_ANSWER, text_of
 
 _TAIL_TOKENS = 12
 """The number of last tokens that are searched for a closing tag of several tokens."""
 
 
 class StopRule:
-    """A response is over at an end token, or when its text ends with the closing tag."""
+    """A response is over at an end token, or when its text ends with the closing tag.
 
-    def __init__(self, model: LanguageModel) -> None:
+    Without `stops_at_answer` the tag is text as any other: a call of a tool ends with its turn.
+    """
+
+    def __init__(self, model: LanguageModel, *, stops_at_answer: bool = True) -> None:
         self._tokenizer = model.tokenizer
         self.end_ids = set(model.end_ids)
+        self._may_close: set[int] = set()
         tag_ids = model.tokenizer.encode(CLOSE_ANSWER, add_special_tokens=False)
-        if len(tag_ids) == 1:
+        if stops_at_answer and len(tag_ids) == 1:
             self.end_ids.add(tag_ids[0])
-            self._may_close: set[int] = set()
-        else:
+        elif stops_at_answer:
             vocabulary = model.tokenizer.get_vocab()
             self._may_close = {index for text, index in vocabulary.items() if ">" in text}
 
@@ -44,7 +47,7 @@ class StopRule:
             return True
         if token_ids[-1] not in self._may_close:
             return False
-        return CLOSE_ANSWER in self._tokenizer.decode(list(token_ids[-_TAIL_TOKENS:]))
+        return CLOSE_ANSWER in text_of(self._tokenizer, token_ids[-_TAIL_TOKENS:])
 
 
 class Sampling:

@@ -32,6 +32,18 @@ _NUMBER = re.compile(r"(?<![0-9])[0-9]{1,3}(?![0-9])")
 _PIECES = Regex(r"\p{N}{1,3}| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+")
 
 
+def text_of(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int]) -> str:
+    """The text of these tokens, special ones included, with its spaces as they were sampled.
+
+    Tokenizers may be set to leave out spaces before punctuation, which actions may need.
+    """
+    text = tokenizer.decode(
+        list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
+    )
+    assert isinstance(text, str)
+    return text
+
+
 def train_tokenizer(texts: Iterable[str], *, vocab_size: int) -> PreTrainedTokenizerFast:
     """A tokenizer of at most `vocab_size` tokens, the same for the same texts in the same order.
 

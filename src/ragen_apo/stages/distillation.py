@@ -191,6 +191,7 @@ def distillation_phase(
         log_every=1,
         temperature=session.config.sampling.temperature,
         batch_weight=mean_weight * settings.batch_size,
+        has_dropout=False,
         keeps_checkpoints=version == 0,
     )
 

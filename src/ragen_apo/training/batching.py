@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ragen_apo.policy.passes import to_device
+from ragen_apo.policy.passes import padded_length, to_device
 from ragen_apo.seeding import generator
 from ragen_apo.types import TrainingSample
 
@@ -60,16 +60,6 @@ def loss_mask_of(samples: Sequence[TrainingSample], *, num_positions: int) -> Te
     for row, sample in enumerate(samples):
         mask[row, : len(sample.loss_mask)] = sample.loss_mask
     return torch.from_numpy(mask)
-
-
-def padded_length(length: int) -> int:
-    """The next of 16 lengths per octave: at most one sixteenth more.
-
-    Kernels for CPU keep what they prepared for every shape they have met: with lengths of all kinds
-    a process grew by 8 GB in half an hour (docs/log.md).
-    """
-    unit = max(1, 1 << max(length.bit_length() - 5, 0))
-    return -(-length // unit) * unit
 
 
 def micro_batches(

@@ -25,13 +25,12 @@ from torch import Tensor
 from ragen_apo.distributed.ranks import ALONE, Ranks
 from ragen_apo.objectives.tensors import sampled_or_zero
 from ragen_apo.policy.language_model import LanguageModel
-from ragen_apo.policy.passes import in_pieces, indices_of, to_device
+from ragen_apo.policy.passes import in_pieces, indices_of, padded_length, to_device
 from ragen_apo.training.batching import (
     TokenBatch,
     collate,
     loss_mask_of,
     micro_batches,
-    padded_length,
     shortest,
 )
 from ragen_apo.types import TrainingSample, Trajectory, training_samples

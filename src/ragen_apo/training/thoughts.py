@@ -49,7 +49,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.policy.scoring import token_logprobs
-from ragen_apo.policy.tokenizer import CLOSE_THOUGHT, OPEN_THOUGHT
+from ragen_apo.policy.tokenizer import CLOSE_THOUGHT, OPEN_THOUGHT, text_of
 from ragen_apo.training.batching import collate, micro_batches
 from ragen_apo.types import TrainingSample, Trajectory, Turn
 
@@ -126,7 +126,7 @@ def thought_tokens(response_token_ids: TokenIds, tokenizer: PreTrainedTokenizerB
     """The sampled tokens up to the one that completes `</think>`; all if none does."""
 
     def is_closed(length: int) -> bool:
-        text = tokenizer.decode(list(response_token_ids[:length]), skip_special_tokens=False)
+        text = text_of(tokenizer, response_token_ids[:length])
         return CLOSE_THOUGHT in text
 
     lengths = range(1, len(response_token_ids))

@@ -65,10 +65,14 @@ def copy_batch(
 
 
 def copyable_token_ids(model: LanguageModel) -> list[int]:
-    """Every token id that ordinary text can have: all but those of the chat template."""
+    """Every token id that ordinary text can have: all but those of the chat template.
+
+    And all that have an embedding, which tokens that were added to a tokenizer may not have.
+    """
     vocabulary = model.tokenizer.get_vocab()
     template = {vocabulary[token] for token in SPECIAL_TOKENS if token in vocabulary}
-    return [index for index in range(len(model.tokenizer)) if index not in template]
+    size = min(len(model.tokenizer), model.vocabulary_size)
+    return [index for index in range(size) if index not in template]
 
 
 def number_token_ids(model: LanguageModel) -> list[int]:

@@ -75,6 +75,8 @@ class SupervisedPhase:
     batch_weight: float | None = None
     """What the weighted losses of each batch are divided by; None: by the weights of that batch.
     Only one number for all batches keeps a batch of large weights ahead of one of small ones."""
+    has_dropout: bool = True
+    """`False` where what is trained on was sampled from this model without it."""
     keeps_checkpoints: bool = True
     """`False`: it is a part of a step of Stage 2, which is made again after a kill."""
 
@@ -91,7 +93,7 @@ def run_supervised_phase(
     if start > 0:
         load_moments(session.run.checkpoints / position.name, optimizer)
     session.progress.start(phase.name, phase.num_steps)
-    model.model.train()
+    model.model.train(phase.has_dropout)
     for step in range(start, phase.num_steps):
         started = time.perf_counter()
         batch = phase.batch(step)

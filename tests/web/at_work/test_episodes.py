@@ -1,5 +1,6 @@
 """A policy at work plays what rollouts and evaluations play; a person changes only his turns."""
 
+import contextlib
 import gc
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,6 +14,7 @@ from ragen_apo.agent.assembly import build_proxy
 from ragen_apo.environments.shop import ShopEnvironment
 from ragen_apo.errors import RunDirectoryError
 from ragen_apo.evaluation.evaluate import EvaluationPlan, play_evaluation
+from ragen_apo.policy.recorded_passes import RecordedPasses
 from ragen_apo.policy.scoring import score_tokens
 from ragen_apo.run_directory import RunDirectory
 from ragen_apo.session import Session
@@ -176,6 +178,36 @@ def test_a_response_that_is_broken_off_leaves_the_writer_as_it_was(session: Sess
     assert written(writer, most=3) == (None, tokens[:3])
     assert written(writer) == (fresh, tokens)
     assert written(writer)[1] == tokens  # with the prompt in the cache
+
+
+@pytest.mark.slow
+def test_no_recorded_pass_is_left_after_a_turn(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its row stays open, and the converted weights that the pass has read are freed."""
+    model = session.load_model(session.run.policy)
+    writer = Writer(model, session.config.agent)
+    events: list[str] = []
+    forget, constant_weights = RecordedPasses.forget, model.constant_weights
+
+    def noted(passes: RecordedPasses) -> None:
+        events.append("forgotten")
+        forget(passes)
+
+    @contextlib.contextmanager
+    def constant() -> Iterator[None]:
+        with constant_weights():
+            yield
+        events.append("freed")
+
+    monkeypatch.setattr(RecordedPasses, "forget", noted)
+    monkeypatch.setattr(model, "constant_weights", constant)
+    for number in (1, 2):
+        draws = draws_of_turn(7, number, max_response_tokens=20)
+        assert writer.write(tuple(range(5, 45)), draws, temperature=1.0, wrote=lambda *_: True)
+        assert "freed" in events
+        assert events[-1] == "forgotten"
+        events.clear()
 
 
 @pytest.mark.slow

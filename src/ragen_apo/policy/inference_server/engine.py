@@ -99,6 +99,7 @@ class ServerEngine:
         num_rows: int,
         capacity: int,
         temperature: float,
+        stops_at_answer: bool = True,
         ranks: Ranks = ALONE,
         progress: Progress | None = None,
     ) -> None:
@@ -109,7 +110,7 @@ class ServerEngine:
         """
         self.model, self.num_rows, self.capacity = model, num_rows, capacity
         self._temperature, self._ranks = temperature, ranks
-        self.stop_rule = StopRule(model)
+        self.stop_rule = StopRule(model, stops_at_answer=stops_at_answer)
         self._settings = settings
         self._servers = servers_of(settings)
         self._weights = PolicyWeights(model, settings.model_folder)

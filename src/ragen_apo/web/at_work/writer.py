@@ -40,7 +40,12 @@ class Writer:
         model.model.eval()
         self.model = model
         self._max_new_tokens = agent.max_response_tokens
-        self._engine = GenerationEngine(model, num_rows=1, capacity=agent.max_context_tokens)
+        self._engine = GenerationEngine(
+            model,
+            num_rows=1,
+            capacity=agent.max_context_tokens,
+            stops_at_answer=not agent.calls_tools,
+        )
         self._row: Row | None = None
 
     def write(
@@ -55,7 +60,7 @@ class Writer:
         row.draws, self._row = draws, row
         is_over = False
         try:
-            with self.model.constant_weights():
+            with engine.constant_weights():
                 engine.submit(row, prompt, max_new_tokens=self._max_new_tokens, restarts=True)
                 while True:
                     for _, response in engine.step(temperature=temperature):
