@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 from pptx import Presentation
 from pptx.enum.shapes import MSO_SHAPE_TYPE
 from pptx.util import Inches
@@ -23,11 +24,12 @@ from ragen_apo.comparison.measure import (
     stage_one_tokens,
 )
 from ragen_apo.comparison.plan import BudgetConfig, ComparisonConfig, load_comparison
-from ragen_apo.comparison.write import write_comparison
+from ragen_apo.comparison.write import curves, write_comparison
 from ragen_apo.config import RunConfig
 from ragen_apo.config.yaml_text import dump_yaml, parse_yaml
 from ragen_apo.errors import ConfigError, RunDirectoryError
 from ragen_apo.files import read_json_lines, write_json_lines_atomically
+from ragen_apo.report.drawing import png_bytes
 from ragen_apo.report.shapes import WIDTH
 from ragen_apo.run_directory import RunDirectory
 from ragen_apo.session import Session
@@ -495,6 +497,20 @@ def test_with_a_budget_the_success_within_it_has_a_column_of_its_own(tmp_path: P
     (table,) = [shape for shape in results.shapes if shape.has_table]
     width = sum(column.width for column in table.table.columns)
     assert width == pytest.approx(table.width, abs=Inches(0.01))
+
+
+@pytest.mark.parametrize("name", ["A $x_$ B", "cost $5 and $10", "_GRPO", "_child0"])
+def test_every_name_is_plain_text_in_the_legend(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    legends: list[list[tuple[str, bool]]] = []
+
+    def read(figure: Figure) -> bytes:
+        (legend,) = figure.legends
+        legends.append([(text.get_text(), text.get_parse_math()) for text in legend.get_texts()])
+        return png_bytes(figure)
+
+    monkeypatch.setattr("ragen_apo.comparison.write.png_bytes", read)
+    assert curves([MEASUREMENT, replace(MEASUREMENT, name=name)], axis="tokens")
+    assert legends == [[(MEASUREMENT.name, False), (name, False)]]
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import partial
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from ragen_apo.agent.environment_manager import EnvironmentManager
+from ragen_apo.agent.proxy import AgentProxy
 from ragen_apo.environments.base import make_environment
-from ragen_apo.evaluation.evaluate import EvaluationPlan
+from ragen_apo.evaluation.evaluate import EvaluationPlan, sampled_pass_at
+from ragen_apo.types import Trajectory
+from tests import factories
 
 NUM_TASKS = 4
 
@@ -52,6 +57,25 @@ def test_another_seed_and_another_repeat_draw_otherwise() -> None:
     assert seeds(3) == seeds(3, repeat=0)
     drawn = [*seeds(3), *seeds(4), *seeds(3, repeat=1)]
     assert len(set(drawn)) == len(drawn)
+
+
+@pytest.mark.parametrize(("num_episodes", "num_played"), [(2, 2), (3 * NUM_TASKS, NUM_TASKS)])
+def test_pass_at_k_plays_each_task_k_times(
+    num_episodes: int, num_played: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proxy = SimpleNamespace(environments=lakes(slippery=True))
+    asked: Counter[str] = Counter()
+
+    def play(_: object, plan: EvaluationPlan, *, repeat: int, **__: str) -> list[Trajectory]:
+        requests = plan.requests(proxy.environments, repeat=repeat)
+        asked.update(each.task.task_id for each in requests)
+        return [factories.episode(task=each.task, success=repeat == 1) for each in requests]
+
+    monkeypatch.setattr("ragen_apo.evaluation.evaluate.play_evaluation", play)
+    plan = EvaluationPlan("test", num_episodes, 0.0, seed=3)
+    found = sampled_pass_at(cast(AgentProxy, proxy), plan, k=4, temperature=1.0)
+    assert set(asked.values()) == {4} and len(asked) == num_played
+    assert found == {"1": 0.25, "2": 0.5, "4": 1.0}
 
 
 def test_fewer_episodes_than_tasks_are_the_first_tasks() -> None:

@@ -289,7 +289,8 @@ def write_run(
     write_json_lines_atomically(
         directory / "evaluation" / "episodes.jsonl", episode_rows(trajectories, policy="step-60")
     )
-    phases = {"copy": 68.0, "demonstrations": 80.2, "stage 1": 21.4, "stage 2": 93.2}
+    phases = {"copy": 68.0, "demonstrations": 80.2, "stage 1": 21.4}
+    phases |= {"stage 2": 93.2} if trained else {}
     write_json_atomically(
         directory / "run.json",
         {

@@ -21,6 +21,7 @@ from ragen_apo.report.tables import (
     summary_csv,
     summary_latex,
 )
+from ragen_apo.report.write import write_report
 
 
 def change_results(directory: Path, **changes: object) -> RunData:
@@ -90,6 +91,11 @@ def test_hostile_names_stay_text_in_latex() -> None:
     assert text.splitlines()[4] == escaped + r" & $-$1 $\pm$ 2 \\"
 
 
+def test_a_name_is_no_argument_of_the_line_before_it_in_latex() -> None:
+    lines = latex_table(("run", "x"), [("[fast] B", "1"), ("*C", "2"), ("D [*]", "3")]).splitlines()
+    assert lines[4:7] == [r"{}[fast] B & 1 \\", r"{}*C & 2 \\", r"D [*] & 3 \\"]
+
+
 def test_baselines_that_were_not_played_have_no_row(build_run: Callable[..., Path]) -> None:
     run = change_results(build_run(), baselines={})
     assert [row.label for row in method_rows(run)] == ["A*-PO (trained)"]
@@ -102,6 +108,19 @@ def test_the_policy_of_an_untrained_run_is_not_called_trained(
     assert method_rows(run)[0].label == "policy (not trained)"
     assert headline(run).startswith("Not trained: 91.0% of 100 held-out tasks")
     assert any("not trained by A*-PO" in sentence for sentence in key_sentences(run))
+
+
+def test_a_run_that_lost_its_rows_was_trained_all_the_same(build_run: Callable[..., Path]) -> None:
+    directory = build_run()
+    (directory / "metrics.jsonl").unlink()
+    run = load_run(directory)
+    assert method_rows(run)[0].label == "A*-PO (trained)"
+    assert headline(run).startswith("A*-PO solves 91.0% of 100 held-out tasks")
+    assert "The rows of Stage 2 are lost (metrics.jsonl), and with them the curves." in (
+        key_sentences(run)
+    )
+    written = {path.name for path in write_report(directory)}
+    assert "model_card.md" in written and "learning_curves.png" not in written
 
 
 def test_the_findings_compare_with_the_reference_and_name_the_weak_spots(

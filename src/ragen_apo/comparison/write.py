@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import fmean
 
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import PercentFormatter
 
 from ragen_apo.comparison.measure import Measurement, Point
@@ -251,6 +252,7 @@ def curves(measurements: Sequence[Measurement], *, axis: str) -> bytes:
     axes = figure.subplots()
     style_axes(axes, f"Success against {axis}")
     names = list(dict.fromkeys(run.name for run in measurements))
+    means: dict[str, Line2D] = {}
     for index, name in enumerate(names):
         lap, color_index = divmod(index, len(COLORS))
         color, (line_style, marker) = COLORS[color_index], _LAPS[lap % len(_LAPS)]
@@ -261,18 +263,17 @@ def curves(measurements: Sequence[Measurement], *, axis: str) -> bytes:
         ]
         for line in lines if len(lines) > 1 else []:
             axes.plot(*zip(*line.values(), strict=True), color=color, linewidth=0.8, alpha=0.3)
-        axes.plot(
+        (means[name],) = axes.plot(
             *zip(*mean_line(lines), strict=True),
             color=color,
             linestyle=line_style,
             marker=marker,
             markersize=3,
             linewidth=1.8,
-            label=name,
         )
     axes.set_ylim(-0.02, 1.02)
     axes.set_xlim(left=0)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     axes.set_xlabel("generated tokens" if axis == "tokens" else "seconds", color=MUTED)
-    legend_below(figure, axes, num_columns=3)
+    legend_below(figure, axes, num_columns=3, named=means)
     return png_bytes(figure)

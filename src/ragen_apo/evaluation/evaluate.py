@@ -76,7 +76,8 @@ def sampled_pass_at(
     proxy: AgentProxy, plan: EvaluationPlan, *, k: int, temperature: float
 ) -> dict[str, float]:
     """pass@1 ... pass@k (powers of two and k) of k sampled episodes a task."""
-    sampled = replace(plan, temperature=temperature)
+    num_tasks = min(plan.num_episodes, len(proxy.environments.tasks(plan.split)))
+    sampled = replace(plan, temperature=temperature, num_episodes=num_tasks)
     trajectories = [
         trajectory
         for repeat in range(k)

@@ -24,7 +24,7 @@ def coverage_facts(run: RunData) -> list[tuple[str, str]]:
     report = _shown_report(run)
     facts = {
         "Samples": _samples(report),
-        "Solved in k samples": ", ".join(f"{name} {value}" for name, value in _passes(report)),
+        "Solved in k samples": ", ".join(f"{name} {value}" for name, value in passes(report)),
         "Tasks": _tasks(report),
         "Return of the reference": _returns(report),
         "V* rests on": _support(report),
@@ -39,7 +39,7 @@ def coverage_rows(run: RunData) -> list[tuple[str, str]]:
     for key in sorted(set(report) - {"advice", "tasks_below_k"}, key=_rank):
         value = report[key]
         if key == "pass_at_k":
-            rows += _passes(report)
+            rows += passes(report)
         elif isinstance(value, Mapping):
             parts = sorted(value.items(), key=lambda part: (len(part[0]), part[0]))
             rows += [(f"{_name(key)}: {words(name)}", _text(key, part)) for name, part in parts]
@@ -74,7 +74,7 @@ def _samples(report: Mapping[str, Any]) -> str:
     return f"{compact(report['num_samples'])} of {counted(report.get('num_tasks'), 'task')}{each}"
 
 
-def _passes(report: Mapping[str, Any]) -> list[tuple[str, str]]:
+def passes(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     """pass@k for every k that there are samples for; a lower bound says so."""
     below, num_tasks = mapping(report.get("tasks_below_k")), finite(report.get("num_tasks"))
     rows: list[tuple[str, str]] = []

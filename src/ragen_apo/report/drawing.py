@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Mapping
 
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -26,14 +28,24 @@ def style_axes(axes: Axes, title: str) -> None:
         spine.set_color(FAINT)
 
 
-def legend_below(figure: Figure, axes: Axes, *, num_columns: int) -> None:
-    """One legend below all panels of a figure, from a panel that has all its lines."""
+def legend_below(
+    figure: Figure, axes: Axes, *, num_columns: int, named: Mapping[str, Artist] | None = None
+) -> None:
+    """One legend below all panels of a figure, from a panel that has all its lines.
+
+    Or of lines by names of any kind: matplotlib leaves labels that begin with `_` out.
+    """
     handles, labels = axes.get_legend_handles_labels()
-    if labels:
-        figure.legend(
-            handles, labels, loc="outside lower center", ncols=num_columns, frameon=False,
-            labelcolor=MUTED, fontsize=9.5,
-        )  # fmt: skip
+    if named is not None:
+        handles, labels = list(named.values()), list(named)
+    if not labels:
+        return
+    legend = figure.legend(
+        handles, labels, loc="outside lower center", ncols=num_columns, frameon=False,
+        labelcolor=MUTED, fontsize=9.5,
+    )  # fmt: skip
+    for text in legend.get_texts():
+        text.set_parse_math(False)
 
 
 def png_bytes(figure: Figure) -> bytes:

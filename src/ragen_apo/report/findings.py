@@ -81,6 +81,10 @@ def key_sentences(run: RunData) -> list[str]:
     asked = api_model(run)
     if asked is not None:
         sentences.insert(0, f"{asked.sentence}.")
+    elif run.trained and not run.metrics:
+        sentences.insert(
+            0, "The rows of Stage 2 are lost (metrics.jsonl), and with them the curves."
+        )
     elif not run.trained:
         name = algorithm_of(run).label
         sentences.insert(

@@ -26,5 +26,6 @@ def latex_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _line(cells: Sequence[str]) -> str:
-    texts = (" ".join(cell.split()).translate(_ESCAPES) for cell in cells)
-    return " & ".join(texts) + r" \\"
+    r"""A row; behind the `\\` or `\midrule` of the row before, `[` and `*` would be arguments."""
+    line = " & ".join(" ".join(cell.split()).translate(_ESCAPES) for cell in cells)
+    return f"{'{}' if line.startswith(('[', '*')) else ''}{line} " + r"\\"

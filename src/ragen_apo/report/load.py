@@ -84,8 +84,9 @@ class RunData:
 
     @property
     def trained(self) -> bool:
-        """Whether Stage 2 took at least one step."""
-        return bool(self.metrics)
+        """Whether Stage 2 took at least one step, also if its rows have been lost."""
+        was_there = "stage 2" in mapping(self.record.get("phases"))
+        return bool(self.metrics) or (was_there and self.option("training", "max_steps") != 0)
 
     def option(self, *names: str) -> Any:
         """A key of the configuration by its sections; None where it is absent."""

@@ -64,7 +64,7 @@ def page(
         methods=method_rows(run),
         metric_names=metric_names(run),
         categories=category_rows(run),
-        pass_at=mapping(run.results.get("pass_at_k")),
+        pass_at=sorted(mapping(run.results.get("pass_at_k")).items(), key=lambda row: int(row[0])),
         monitors=monitor_rows(run),
         facts=coverage_facts(run),
         coverage=coverage_rows(run),

@@ -43,8 +43,8 @@ MIN_POINTS_TO_SMOOTH = 10
 
 
 def learning_curves(run: RunData) -> Figure | None:
-    """All curves in one picture, two in a row; None for a run that was not trained."""
-    if not run.trained:
+    """All curves in one picture, two in a row; None for a run without rows of Stage 2."""
+    if not run.metrics:
         return None
     curves = panels(run)
     num_rows = math.ceil(len(curves) / 2)

@@ -187,7 +187,7 @@ def _tiles(slide: Any, run: RunData, area: Box) -> None:
     tiles = [
         (percent(run.results.get("success_rate")), f"success (95%: {bounds})"),
         (percent(reference.get("success_rate")), "success of the reference") if reference else None,
-        (f"{len(run.metrics):,}", "training steps") if run.trained else None,
+        (f"{len(run.metrics):,}", "training steps") if run.metrics else None,
         (compact(trained_episodes[-1]), "training episodes") if trained_episodes else None,
         (duration(seconds), "for the whole run") if seconds is not None else None,
     ]
@@ -213,7 +213,7 @@ def _results(slide: Any, run: RunData) -> None:
     sentences = [Line(text, size=13, space_after=7) for text in key_sentences(run)]
     area = Box(left.left, table.bottom + 0.4, left.width, HEIGHT - 0.5 - table.bottom - 0.4)
     add_text(slide, area, sentences)
-    if run.trained:
+    if run.metrics:
         picture = plots.success_curve(run, size=(right.width, right.height))
         description = "Success rate over the training steps"
     else:

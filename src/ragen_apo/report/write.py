@@ -48,7 +48,7 @@ def report_files(run: RunData, *, with_pdf: bool = False) -> Mapping[str, bytes]
     """The content of each file by its name."""
     drawn = {name: row.draw(run) for name, row in FIGURES.items()}
     pictures = {name: png_bytes(figure) for name, figure in drawn.items() if figure is not None}
-    curves = curve_pictures(run) if run.trained else []
+    curves = curve_pictures(run) if run.metrics else []
     figures = [(title, pictures[n]) for n in pictures if (title := FIGURES[n].title)]
     return {
         "summary.csv": _encoded(summary_csv(run)),

@@ -1,6 +1,7 @@
 import io
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -109,13 +110,31 @@ def test_escape_sequences_of_an_environment_do_not_reach_the_terminal(
     assert episode.final_observation == title  # what is recorded stays as it is
 
 
-def test_a_reward_that_is_no_number_is_the_fault_of_the_environment(
-    shop: ShopEnvironment, monkeypatch: pytest.MonkeyPatch
+def raises(*_: object, **__: object) -> tuple[Any, ...]:
+    raise KeyError("shelf")
+
+
+@pytest.mark.parametrize(
+    ("method", "answer", "problem"),
+    [
+        ("step", lambda *_: ("bought", None, True, False, {}), "the reward is None; expected a fi"),
+        ("step", lambda *_: (3, 1.0, True, False, {}), "3 is no text"),
+        ("step", lambda *_: ("bought", 1.0, True, {}), "step answered .* expected "),
+        ("step", lambda *_: ("bought", 1.0, True, False, None), "info is None"),
+        ("step", raises, r"step raised KeyError\('shelf'\)"),
+        ("reset", lambda *_, **__: "shop", "reset answered 'shop'"),
+        ("reset", raises, r"reset raised KeyError\('shelf'\)"),
+    ],
+)
+def test_what_rollouts_refuse_is_the_fault_of_the_environment_here_too(
+    method: str,
+    answer: Callable[..., Any],
+    problem: str,
+    shop: ShopEnvironment,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(
-        ShopEnvironment, "step", lambda self, action: ("bought", None, True, False, {})
-    )
-    with pytest.raises(EnvironmentFaultError, match="'shop': the reward is None; expected a fini"):
+    monkeypatch.setattr(ShopEnvironment, method, answer)
+    with pytest.raises(EnvironmentFaultError, match=f"'shop': {problem}"):
         Terminal("buy 1").play(shop)
 
 

@@ -112,6 +112,31 @@ def test_a_run_that_trains_is_asked_again(tmp_path: Path) -> None:
     assert "<b>100</b>" in part
 
 
+def test_a_run_that_stopped_early_has_nothing_left(tmp_path: Path) -> None:
+    row = {"step": 3, "rollout_seconds": 4.0, "training_seconds": 6.0, "success_rate": 0.5}
+    run = write_run(tmp_path / "one", metrics=[row])
+    (run / "run.json").write_text(json.dumps({"early_stop": {"step": 3}}))
+    assert "left of Stage 2" not in get(client(tmp_path), "/run", run="one")
+
+
+def test_a_resumed_run_shows_the_number_of_steps_that_it_has_now(tmp_path: Path) -> None:
+    row = {"step": 7, "rollout_seconds": 4.0, "training_seconds": 6.0, "success_rate": 0.5}
+    run = write_run(tmp_path / "one", metrics=[row])
+    record = {"configuration": {"training": {"max_steps": 6}}}
+    (run / "config.yaml").write_text("training: {max_steps: 9}\n")
+    for attempts, shown in ((1, "7 of 6"), (2, "7 of 9")):
+        (run / "run.json").write_text(json.dumps(record | {"attempts": attempts}))
+        assert shown in get(client(tmp_path), "/run", run="one")
+
+
+def test_a_page_beyond_the_last_is_the_last(trained_runs: Path) -> None:
+    pages = client(trained_runs)
+    assert "no run in this folder" not in get(pages, "/", page="9")
+    assert "No task of this kind" not in get(pages, "/compare", a="first", b="first", page="9")
+    assert "no samples yet" not in get(pages, "/values", run="first", page="9")
+    assert get(pages, "/values", run="first", page="9") == get(pages, "/values", run="first")
+
+
 def test_a_training_episode_has_tokens_values_and_residuals(trained_runs: Path) -> None:
     row = read_json_lines(trained_runs / "first" / "rollouts.jsonl")[2]
     page = get(client(trained_runs), "/episode", run="first", source="training", number=2)

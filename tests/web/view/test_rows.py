@@ -133,7 +133,10 @@ def test_no_more_is_read_than_was_asked_for(tmp_path: Path) -> None:
     assert len(index) == 30
 
 
-@pytest.mark.parametrize("text", ["NUMBER 77", "é", 'a "quote"', "\n"])
+@pytest.mark.parametrize(
+    "text",
+    ["NUMBER 77", "é", 'a "quote"', "\n", "ÉCLAIR", "Straße", "a.c", "\\d", 'b": 3', "turns"],
+)
 def test_a_text_is_found_in_every_episode_that_has_it(text: str, tmp_path: Path) -> None:
     path = tmp_path / "e.jsonl"
     found = {0, 7, 8, 21}

@@ -8,9 +8,16 @@ import io
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
-from ragen_apo.environments.answers import problem_with_reward, problem_with_text
+from ragen_apo.environments.answers import (
+    problem_with_reset,
+    problem_with_step,
+    problem_with_text,
+)
 from ragen_apo.environments.base import TextEnvironment
+from ragen_apo.environments.foreign import in_one_sentence
 from ragen_apo.errors import EnvironmentFaultError
 from ragen_apo.plural import counted
 from ragen_apo.printable import printable
@@ -64,7 +71,8 @@ def play(
 ) -> PlayedEpisode:
     """Plays one episode until its end, or until the person types `quit`, Ctrl-D or Ctrl-C.
 
-    Raises EnvironmentFaultError for a reward that is no finite number.
+    Raises EnvironmentFaultError for an environment that raises something, or whose answers have
+    another form than rollouts take.
     """
 
     def show(text: str) -> None:
@@ -74,7 +82,9 @@ def play(
     if properties.data:
         show(f"{properties.name}: {properties.data}\n")
     show(f"{properties.rules}\n{HOW_TO}\n")
-    observation, _ = environment.reset(task, seed=seed)
+    observation, _ = _answer(
+        properties.name, "reset", lambda: environment.reset(task, seed=seed), problem_with_reset
+    )
     turns: list[PlayedTurn] = []
     terminated = truncated = success = False
     show(f"{observation}{_turns_left(properties.max_turns, 0)}")
@@ -83,9 +93,9 @@ def play(
         if action is None:
             break
         read_before = observation
-        observation, reward, ended, cut_off, info = environment.step(action)
-        if problem := problem_with_reward(reward):
-            raise EnvironmentFaultError(f"the environment {properties.name!r}: {problem}")
+        observation, reward, ended, cut_off, info = _answer(
+            properties.name, "step", partial(environment.step, action), problem_with_step
+        )
         terminated, truncated = bool(ended), bool(cut_off)
         invalid = bool(info.get("invalid_action", False))
         success = bool(info.get("success", False))
@@ -95,6 +105,20 @@ def play(
     episode = PlayedEpisode(task, tuple(turns), terminated, truncated, success, observation)
     show(_summary(episode))
     return episode
+
+
+def _answer(
+    name: str,
+    doing: str,
+    ask: Callable[[], Any],
+    problem_with: Callable[[object], str | None],
+) -> Any:
+    """What the environment answers, in the right form."""
+    with in_one_sentence(name, doing):
+        answer = ask()
+    if problem := problem_with(answer):
+        raise EnvironmentFaultError(f"the environment {name!r}: {problem}")
+    return answer
 
 
 def _next_action(

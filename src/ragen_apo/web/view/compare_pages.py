@@ -34,6 +34,7 @@ def compare(site: Site, request: Request) -> Response:
     pairs = _pairs(first, second)
     counts = Counter(outcome for *_, outcome in pairs)
     chosen = [pair for pair in pairs if wanted in ("any", pair[2])]
+    page = page.within(len(chosen))
     shown = page.of(chosen)
     return page_of(
         "view/compare.html",

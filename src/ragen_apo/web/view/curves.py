@@ -121,7 +121,8 @@ def _bounds(values: Sequence[float]) -> tuple[float, float]:
     if high < 0 and high > 0.5 * low:
         high = 0.0
     if high - low < 1e-12 * max(1.0, abs(high)):
-        low, high = low - 0.5, high + 0.5
+        room = max(0.5, 1e-3 * abs(high))
+        low, high = low - room, high + room
     unit = 10.0 ** math.floor(math.log10((high - low) / NUM_TICKS))
     step = next(unit * each for each in (1, 2, 2.5, 5, 10, 20) if _fits(low, high, unit * each))
     bottom = math.floor(low / step) * step

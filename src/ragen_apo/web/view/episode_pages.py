@@ -36,6 +36,7 @@ def episodes(site: Site, request: Request) -> Response:
     index, path = site.index(name, source, num_episodes=most)
     chosen = lists.selected(index, path, filters)
     total = len(chosen) if index.end >= path.stat().st_size else None
+    page = page if total is None else page.within(total)
     return page_of(
         "view/episodes.html",
         name=name,

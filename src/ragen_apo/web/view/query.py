@@ -59,12 +59,16 @@ class Page:
         """The index of its first item."""
         return (self.number - 1) * self.size
 
+    def within(self, num_items: int) -> Page:
+        """This page, or the last one of a list that has become shorter."""
+        return Page(min(self.number, self._last(num_items)), self.size)
+
     def of(self, items: Sequence[Item]) -> Sequence[Item]:
         return items[self.start : self.start + self.size]
 
     def links(self, num_items: int) -> Sequence[int]:
         """The pages to link: the first, the last and those around; 0 stands for a gap."""
-        last = max(1, -(-num_items // self.size))
+        last = self._last(num_items)
         near = {1, last, *range(max(1, self.number - 2), min(last, self.number + 2) + 1)}
         numbers: list[int] = []
         for number in sorted(near):
@@ -72,6 +76,9 @@ class Page:
                 numbers.append(0)
             numbers.append(number)
         return numbers
+
+    def _last(self, num_items: int) -> int:
+        return max(1, -(-num_items // self.size))
 
 
 def page(request: Request, size: int) -> Page:

@@ -7,6 +7,7 @@ says is checked where it is shown.
 from __future__ import annotations
 
 import json
+import re
 import sys
 from array import array
 from collections.abc import Mapping, Sequence
@@ -144,8 +145,21 @@ class EpisodeIndex:
         return episodes
 
     def containing(self, path: Path, text: str) -> set[int]:
-        """The episodes whose line has this text, as JSON writes it, in any case."""
-        needle = json.dumps(text)[1:-1].lower().encode()
+        """The episodes whose line has this text, as JSON writes it, in any case.
+
+        The names of fields do not count.
+        """
+        # Within a text a quote is escaped, so an unescaped one with a colon ends a name.
+        needle = re.compile(rf'{"".join(map(_spelled, text))}(?!\w*":)'.encode(), re.IGNORECASE)
+        quick = json.dumps(text)[1:-1].lower().encode() if text.isascii() else b""
         with path.open("rb", buffering=BLOCK_BYTES) as stream:
             lines = zip(range(len(self)), stream, strict=False)
-            return {number for number, line in lines if needle in line.lower()}
+            return {
+                number for number, line in lines if quick in line.lower() and needle.search(line)
+            }
+
+
+def _spelled(character: str) -> str:
+    """A pattern of it in JSON, in any case: `re.IGNORECASE` knows only that of ASCII in bytes."""
+    cases = {character} if character.isascii() else {character.lower(), character.upper()}
+    return f"(?:{'|'.join(re.escape(json.dumps(case)[1:-1]) for case in sorted(cases))})"

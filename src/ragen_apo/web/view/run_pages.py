@@ -20,6 +20,7 @@ def runs(site: Site, request: Request) -> Response:
     """What runs there are."""
     find, page = query.text(request, "find"), query.page(request, RUNS_PER_PAGE)
     names = [name for name in site.folder.names() if find.lower() in name.lower()]
+    page = page.within(len(names))
     return page_of(
         "view/runs.html",
         folder=str(site.folder.root),

@@ -96,7 +96,7 @@ def run_page(site: Site, name: str) -> dict[str, Any]:
         "notices": circumstances(data),
         "curves": _curves(data, rates),
         "phases": [(one_line(phase, 60), duration(took)) for phase, took in phase_seconds(data)],
-        "has_rows": data.trained,
+        "has_rows": bool(data.metrics),
     }
 
 
@@ -141,7 +141,7 @@ def _tiles(
             label += f", 95% interval {interval(bounds)}"
         tiles.append((percent(results.get("success_rate")), label))
         tiles.append((decimal(results.get("avg_reward"), 3), "average reward there"))
-    if data.trained:
+    if data.metrics:
         rate = compact(round(rates[-1]["tokens_per_second"])) if rates else ABSENT
         last_rate = percent(data.metrics[-1].get("success_rate"))
         tiles.append((line.progress.removeprefix("step "), "steps"))
@@ -168,14 +168,17 @@ def _token_rates(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, float]]:
 
 
 def _seconds_left(data: RunData) -> float | None:
-    """The steps that are left, each as long as the last ones were."""
+    """The steps that are left, each as long as the last ones were; None if Stage 2 is over."""
     most = finite(data.option("training", "max_steps"))
+    if data.record.get("early_stop"):
+        return None
     steps, rollouts = series(data.metrics, "rollout_seconds")
     _, updates = series(data.metrics, "training_seconds")
     if most is None or not rollouts or not updates:
         return None
     last = slice(-NUM_RECENT_STEPS, None)
-    return (most - steps[-1]) * (fmean(rollouts[last]) + fmean(updates[last]))
+    num_left = most - steps[-1]
+    return num_left * (fmean(rollouts[last]) + fmean(updates[last])) if num_left > 0 else None
 
 
 def _curves(data: RunData, rates: Sequence[Mapping[str, Any]]) -> list[Curve]:

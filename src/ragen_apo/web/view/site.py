@@ -24,6 +24,7 @@ from ragen_apo.report.load import (
     RunData,
     evaluation_command,
     finite,
+    mapping,
     read_config,
     sections_of_today,
 )
@@ -223,10 +224,14 @@ def _read_data(
 ) -> RunData:
     noted, settings = _document(status), evaluation or config
     configured = noted.get("configuration")
-    if not isinstance(configured, dict):
-        configured = {} if settings is None else read_config(settings.path)[1]
+    may_have_changed = (finite(noted.get("attempts")) or 0) > 1  # as one that was resumed may
+    if settings is not None and (may_have_changed or not isinstance(configured, dict)):
+        configured = read_config(settings.path)[1]
     return RunData(
-        name=name, config=sections_of_today(configured), record=noted, results=_document(results)
+        name=name,
+        config=sections_of_today(mapping(configured)),
+        record=noted,
+        results=_document(results),
     )
 
 

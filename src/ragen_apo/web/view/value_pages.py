@@ -8,6 +8,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ragen_apo.report.coverage import passes
 from ragen_apo.web.pages import page_of
 from ragen_apo.web.view import query
 from ragen_apo.web.view.lists import PAGE_SIZE
@@ -26,6 +27,7 @@ def values(site: Site, request: Request) -> Response:
     digest = query.text(request, "conditions") or next(iter(conditions), "")
     stored = site.stored(name, digest)
     tasks = _ordered(stored.tasks, order)
+    page = page.within(len(tasks))
     shown = page.of(tasks)
     return page_of(
         "view/values.html",
@@ -33,6 +35,7 @@ def values(site: Site, request: Request) -> Response:
         conditions=conditions,
         digest=digest,
         coverage=stored.coverage,
+        passes=passes(stored.coverage),
         order=order,
         orders=TASK_ORDERS,
         tasks=shown,
