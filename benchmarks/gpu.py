@@ -49,7 +49,7 @@ from ragen_apo.stages.memory import plan_memory
 from ragen_apo.training.optimization import Optimizer
 from ragen_apo.training.trainer import Trainer
 from ragen_apo.values.state_values import ReferenceValues
-from ragen_apo.warm_start.batches import tokenizer_texts
+from ragen_apo.warm_start.batches import play_for_tokenizer, texts_of
 
 SHAPES: Mapping[str, Mapping[str, Any]] = {
     "0.5B": {"hidden": 896, "layers": 24, "heads": 14, "kv_heads": 2, "intermediate": 4864},
@@ -95,7 +95,7 @@ def random_model(size: str, folder: Path, *, device: str) -> Path:
     shape, config = SHAPES[size], read_config({"environment": {"name": "shop"}})
     environments = build_environments(config.environment, config.agent)
     demonstrations = config.warm_start.demonstrations
-    texts = tokenizer_texts(demonstrations, environments, seed=config.seed)
+    texts = texts_of(play_for_tokenizer(demonstrations, environments, seed=config.seed))
     tokenizer = train_tokenizer(texts, vocab_size=2048)
     network = Qwen2Config(
         vocab_size=VOCABULARY.get(size, 151_936),

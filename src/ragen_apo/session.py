@@ -72,6 +72,9 @@ class Session:
     precision: str = "none"
     """machine.mixed_precision with what `auto` has come to: `none` or `bfloat16`."""
     ranks: Ranks = ALONE
+    played: list[Trajectory] = field(default_factory=list, compare=False)
+    """Demonstrations without tokens, until they are imitated: those of the tokenizer of a model
+    that is built here. An environment may be slow, so they are played once."""
     opened: float = field(default_factory=time.perf_counter, compare=False)
     """When this process began with the run."""
 

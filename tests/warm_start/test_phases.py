@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from ragen_apo.agent.assembly import build_context
+from ragen_apo.agent.scripted import with_tokens
 from ragen_apo.config.warm_start import CopyConfig
 from ragen_apo.environments.base import Reply
 from ragen_apo.environments.human.play import play
@@ -13,6 +15,7 @@ from ragen_apo.environments.human.recordings import Recording, append_recording
 from ragen_apo.files import read_json_lines
 from ragen_apo.plural import counted
 from ragen_apo.policy.tokenizer import SPECIAL_TOKENS
+from ragen_apo.progress import SilentProgress
 from ragen_apo.session import Session
 from ragen_apo.training.checkpoint import Position
 from ragen_apo.types import StopReason, Task, TrainingSample, Trajectory, training_samples
@@ -23,6 +26,7 @@ from ragen_apo.warm_start.batches import (
     number_token_ids,
     phrase_token_ids,
     play_demonstrations,
+    play_for_tokenizer,
     relabel,
 )
 from ragen_apo.warm_start.phases import copy_phase, demonstrations_phase
@@ -31,6 +35,7 @@ from ragen_apo.warm_start.supervised import (
     accumulate_supervised_gradients,
     run_supervised_phase,
 )
+from tests import factories
 from tests.factories import Sayings, with_keys, with_progress
 
 CONFIG = CopyConfig(batch_size=16, sequence_length=20)
@@ -95,6 +100,50 @@ def test_demonstrations_are_the_same_for_the_same_seed_and_of_training_tasks(
     assert first != other
     assert [episode.task for episode in first] == [task for task in tasks for _ in range(2)]
     assert {episode.task.split for episode in first} == {"train"}
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        [],
+        ["--agent.context={mode: last_turns, num_turns: 1}"],
+        ["--agent.max_context_tokens=140", "--agent.max_response_tokens=20"],
+    ],
+    ids=["full", "window", "cut off"],
+)
+def test_what_was_played_for_the_tokenizer_is_what_is_imitated(
+    session: Session, keys: list[str]
+) -> None:
+    model, told = session.load_model(session.run.initial), with_keys(session, *keys)
+    context = build_context(told.config.agent, model, told.environments)
+    settings, teacher = told.config.warm_start.demonstrations, told.environments.scripted_policies()
+    played = play_for_tokenizer(settings, told.environments, seed=told.config.seed)
+    expected = play_demonstrations(
+        teacher[settings.teacher],
+        told.environments,
+        context,
+        told.environments.tasks("train"),
+        num_episodes_per_task=settings.num_episodes_per_task,
+        seed=told.config.seed,
+    )
+    cut = [each.stop_reason is StopReason.CONTEXT_LIMIT for each in expected]
+    assert any(cut) is (len(keys) == 2)
+    assert [with_tokens(each, context) for each in played] == [
+        replace(each, metrics={}) if is_cut else each
+        for each, is_cut in zip(expected, cut, strict=True)
+    ]
+
+
+@pytest.mark.slow
+def test_a_run_plays_its_demonstrations_once(tmp_path: Path) -> None:
+    phases: list[str] = []
+
+    class Phases(SilentProgress):
+        def start(self, phase: str, total: int) -> None:
+            phases.append(phase)
+
+    factories.run(factories.config(), tmp_path / "run", progress=Phases())
+    assert phases.count("teacher") == 1
 
 
 def test_the_console_hears_how_many_demonstrations_are_played(

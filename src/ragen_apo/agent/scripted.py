@@ -20,7 +20,7 @@ from ragen_apo.environments.answers import state_key_of
 from ragen_apo.environments.base import Reply, ScriptedPolicy, TextEnvironment
 from ragen_apo.environments.foreign import in_one_sentence
 from ragen_apo.policy.engine import Response
-from ragen_apo.types import Trajectory, TurnFlag
+from ragen_apo.types import StopReason, Trajectory, Turn, TurnFlag
 
 
 @dataclass(eq=False)
@@ -76,6 +76,48 @@ def play_scripted_episodes(
             on_finished(len(finished))
         playing = [each for each in playing if not each.is_over]
     return [finished[index] for index in sorted(finished)]
+
+
+def with_tokens(trajectory: Trajectory, context: ContextManager) -> Trajectory:
+    """A trajectory that was played without a context manager, as it is with this one.
+
+    Where the context is full it ends without a success; what was measured until then is not known.
+    Raises ContextError if that is so in the first turn.
+    """
+    turns: list[Turn] = []
+    num_tokens = 0
+    for turn in trajectory.turns:
+        prompt = context.prompt(turns, turn.observation)
+        text = context.write_response(thought=turn.thought, action=turn.action)
+        response = tuple(context.encode_response(text))
+        num_read = len(prompt.token_ids) + (0 if prompt.restarts else num_tokens)
+        if not context.limits.fit(num_read, num_response_tokens=len(response)):
+            if not turns:
+                raise context.limits.refusal(
+                    trajectory.task, num_read, num_response_tokens=len(response)
+                )
+            return replace(
+                trajectory,
+                turns=tuple(turns),
+                terminated=False,
+                truncated=True,
+                stop_reason=StopReason.CONTEXT_LIMIT,
+                success=False,
+                final_observation=turn.observation,
+                metrics={},
+            )
+        num_tokens = num_read + len(response)
+        turns.append(
+            replace(
+                turn,
+                prompt_token_ids=prompt.token_ids,
+                restarts_context=prompt.restarts,
+                response=text,
+                response_token_ids=response,
+                logprobs=(0.0,) * len(response),
+            )
+        )
+    return replace(trajectory, turns=tuple(turns))
 
 
 def _play_turns(

@@ -82,7 +82,7 @@ from ragen_apo.training.checkpoint import (
     newest_position,
 )
 from ragen_apo.types import Task
-from ragen_apo.warm_start.batches import tokenizer_texts
+from ragen_apo.warm_start.batches import play_for_tokenizer, texts_of
 from ragen_apo.warm_start.phases import copy_phase, demonstrations_phase
 from ragen_apo.warm_start.recorded_episodes import keep_recordings
 from ragen_apo.warm_start.supervised import run_supervised_phase
@@ -280,10 +280,11 @@ def _initial_model(session: Session) -> Path | str:
     if session.has(folder):
         return folder
     small, demonstrations = config.policy.small, config.warm_start.demonstrations
-    texts = tokenizer_texts(
+    played = play_for_tokenizer(
         demonstrations, session.environments, seed=config.seed, progress=session.progress
     )
-    tokenizer = train_tokenizer(texts, vocab_size=small.vocab_size)
+    session.played.extend(played)
+    tokenizer = train_tokenizer(texts_of(played), vocab_size=small.vocab_size)
     model = build_small_model(tokenizer, small, seed=config.seed)
     session.save_model(model, folder)
     return folder

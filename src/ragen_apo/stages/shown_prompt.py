@@ -24,7 +24,7 @@ from ragen_apo.run_directory import RunDirectory
 from ragen_apo.seeding import derive_seed
 from ragen_apo.stages.inputs import check_tools
 from ragen_apo.types import Trajectory, training_samples
-from ragen_apo.warm_start.batches import tokenizer_texts
+from ragen_apo.warm_start.batches import play_for_tokenizer, texts_of
 
 
 @dataclass(frozen=True)
@@ -117,5 +117,5 @@ def _tokenizer(
             path, trust_remote_code=trust, revision=revision, template_options=options
         )
     demonstrations = config.warm_start.demonstrations
-    texts = tokenizer_texts(demonstrations, environments, seed=config.seed)
-    return train_tokenizer(texts, vocab_size=config.policy.small.vocab_size)
+    played = play_for_tokenizer(demonstrations, environments, seed=config.seed)
+    return train_tokenizer(texts_of(played), vocab_size=config.policy.small.vocab_size)

@@ -208,16 +208,16 @@ def play_demonstrations(
     )
 
 
-def tokenizer_texts(
+def play_for_tokenizer(
     settings: DemonstrationsConfig,
     environments: EnvironmentManager,
     *,
     seed: int,
     progress: Progress | None = None,
-) -> list[str]:
-    """What the agent will read and write, for a tokenizer: demonstrations without their tokens."""
+) -> list[Trajectory]:
+    """What the agent will read and write: demonstrations without their tokens."""
     policies = environments.scripted_policies()
-    trajectories = play_demonstrations(
+    return play_demonstrations(
         policies[settings.teacher if settings.teacher in policies else "random"],
         environments,
         None,
@@ -226,6 +226,10 @@ def tokenizer_texts(
         seed=seed,
         progress=progress,
     )
+
+
+def texts_of(trajectories: Sequence[Trajectory]) -> list[str]:
+    """All that is read and written in them, for a tokenizer."""
     turns = [turn for trajectory in trajectories for turn in trajectory.turns]
     texts = [text for turn in turns for text in (turn.observation, turn.response)]
     return texts + [trajectory.final_observation for trajectory in trajectories]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ragen_apo.agent.assembly import build_context
+from ragen_apo.agent.scripted import with_tokens
 from ragen_apo.plural import counted
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.printable import shortened
@@ -138,8 +139,13 @@ def _demonstrations(session: Session, model: LanguageModel) -> list[Trajectory]:
     context = build_context(session.config.agent, model, session.environments)
     if config.recordings is not None:
         return recorded_demonstrations(session, Path(config.recordings), context)
+    policies = session.environments.scripted_policies()
+    if session.played and config.teacher in policies:
+        played = [with_tokens(trajectory, context) for trajectory in session.played]
+        session.played.clear()
+        return played
     return play_demonstrations(
-        session.environments.scripted_policies()[config.teacher],
+        policies[config.teacher],
         session.environments,
         context,
         session.environments.tasks("train"),

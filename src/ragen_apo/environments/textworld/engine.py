@@ -56,12 +56,15 @@ class Engine:
         self._path, self._seed, self._num_commands = path, seed, 0
         self._is_planned = path.suffix == PLANNED
         self._expert_may_give_up = has_expert and self._is_planned
+        self._has_given_up = False
         try:
             with self._alone():
                 self._game = (
                     self._planned(has_expert) if self._is_planned else self._run(has_expert)
                 )
                 self._state = self._game.reset()
+                if self._expert_may_give_up:
+                    _let_expert_put_things_down(self._game)
         except RagenApoError:
             raise
         except (Exception, SystemExit) as error:  # the planner exits
@@ -79,7 +82,7 @@ class Engine:
         won, lost = bool(state["won"]), bool(state["lost"])
         return Scene(
             text=self._text(),
-            commands=tuple(word for word in state["admissible_commands"] if word != "help"),
+            commands=self._commands(),
             score=float(state.get("score") or 0) / highest,  # ALFWorld has none at first
             won=won,
             over=won or lost,
@@ -96,7 +99,8 @@ class Engine:
             except Exception as error:
                 if isinstance(error, RagenApoError) or not self._expert_may_give_up:
                     raise
-                self._state = self._game.state  # ALFWorld's expert gives up after 200 commands
+                self._state = self._game.state
+                self._has_given_up = True  # ALFWorld's expert does after 200 commands
         return self.scene()
 
     def close(self) -> None:
@@ -137,9 +141,15 @@ class Engine:
             if paragraph and not paragraph.startswith(("-= Welcome to", "Your task is to:"))
         )
 
+    def _commands(self) -> tuple[str, ...]:
+        return tuple(word for word in self._state["admissible_commands"] if word != "help")
+
     def _advice(self) -> str | None:
+        """None where the expert has given up, or knows nothing better than `help`."""
+        if self._has_given_up:
+            return None
         plan = self._state.get("extra.expert_plan") or self._state.get("policy_commands")
-        return plan[0] if plan else None
+        return plan[0] if plan and plan[0] in self._commands() else None
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
@@ -157,6 +167,25 @@ class Engine:
                 yield
             finally:
                 sys.argv = arguments
+
+
+def _let_expert_put_things_down(game: Any) -> None:
+    """ALFWorld's expert knows `put X in Y`, which its games call `move X to Y` since 0.4.
+
+    It thinks that it still holds what it has moved, and so never finds a second one. It is told
+    what it has done in the word that it knows, unless it has understood.
+    """
+    policy = game._handcoded_expert.policy
+    track = policy.update_state_tracking
+
+    def tracked(state: Any, command: str) -> None:
+        track(state, command)
+        what, _, where = command.removeprefix("move ").partition(" to ")
+        has_moved = command.startswith("move ") and "Nothing happens" not in state["feedback"]
+        if has_moved and what in policy.inventory:
+            track(state, f"put {what} in {where}")
+
+    policy.update_state_tracking = tracked
 
 
 _WANTED = dict.fromkeys(("admissible_commands", "facts", "lost", "max_score", "score", "won"), True)
