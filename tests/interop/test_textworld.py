@@ -153,6 +153,22 @@ def test_a_game_that_is_played_again_is_neither_parsed_nor_translated(
     assert costly == []
 
 
+def test_a_game_is_translated_once_whatever_is_played_in_between(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A training step plays many games, and comes back to each."""
+    import fast_downward.translate.translate as translation  # pyright: ignore[reportMissingImports]
+
+    for seed in range(12):
+        make_household(tmp_path / "train", KINDS[0], seed, rooms=range(401, 431))
+    environment = make_environment("textworld", {"data": tmp_path, "max_turns": 2})
+    before = [played(environment, task, "random") for task in environment.tasks("train")]
+    translations = []
+    monkeypatch.setattr(translation, "pddl_to_sas", lambda *_: translations.append(1))
+    assert [played(environment, task, "random") for task in environment.tasks("train")] == before
+    assert translations == []
+
+
 def test_what_is_no_command_costs_a_turn_and_changes_nothing(adventures: Path) -> None:
     environment = make_environment("textworld", {"data": adventures, "max_turns": 4})
     environment.reset(environment.tasks("train")[0], seed=0)

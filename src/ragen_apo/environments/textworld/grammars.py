@@ -10,6 +10,9 @@ parsed or translated is remembered. The texts are the same.
 import ast
 import contextlib
 import functools
+import hashlib
+import pickle
+import zlib
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from typing import Any
@@ -32,6 +35,8 @@ _HARMLESS = (
 )
 
 _sentences = functools.lru_cache(maxsize=4096)  # ALFWorld's grammar has some hundred
+_MAX_TRANSLATIONS = 1000
+"""Of 20 to 100 kB each, in every process that plays."""
 _games = functools.lru_cache(maxsize=8)  # 2 MiB or more each
 
 
@@ -77,9 +82,21 @@ def _parsed_once(parse: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
 
 
 def _translated_once(translate: Callable[..., Any]) -> Callable[..., Any]:
-    """Another translation would make plans sooner. Nothing here asks for plans."""
-    remembered = _games(translate)
-    return lambda domain, problem, **_: remembered(domain, problem)
+    """Another translation would make plans sooner. Nothing here asks for plans.
+
+    What is remembered is packed, which is a tenth of it: an epoch may have a thousand games.
+    """
+    packed: dict[bytes, bytes] = {}
+
+    def translated(domain: str, problem: str, **_: Any) -> Any:
+        game = hashlib.sha256(f"{domain}\0{problem}".encode()).digest()
+        if game not in packed:
+            if len(packed) == _MAX_TRANSLATIONS:
+                del packed[next(iter(packed))]
+            packed[game] = zlib.compress(pickle.dumps(translate(domain, problem)), 1)
+        return pickle.loads(zlib.decompress(packed[game]))
+
+    return translated
 
 
 def _copied(context: dict[str, Any]) -> dict[str, Any]:
