@@ -23,6 +23,7 @@ PLAIN_LINE_EVERY_SECONDS = 15.0
 WIDE = 115
 """Characters in a line of the terminal: enough for all columns and the longest note."""
 DESCRIPTIONS = {
+    "tokenizer": "texts for the tokenizer",
     "teacher": "warm start: the teacher",
     "copy": "warm start: copying",
     "demonstrations": "warm start: demonstrations",

@@ -314,8 +314,13 @@ def test_json_that_names_no_tool_is_a_message(text: str) -> None:
     for calls in (TO_QWEN, TO_LLAMA):
         parsed = calls.parse(f"<think>so</think>{text}")
         assert (parsed.is_valid, parsed.action, parsed.thought) == (True, f"reply {text}", "so")
-    call = '{"name": "add", "parameters": {"a": 1, "b": 2}}'
-    assert TO_LLAMA.parse(f'The dict {{"a": 1}} is mine. {call}').action == "add 1 2"
+    for call in (
+        '{"name": "add", "parameters": {"a": 1, "b": 2}}',
+        '{"type": "function", "name": "add", "parameters": {"a": 1, "b": 2}}',
+        '{"parameters": {"a": 1, "b": 2}, "name": "add"}',
+    ):
+        assert TO_LLAMA.parse(call).action == "add 1 2"
+        assert TO_LLAMA.parse(f'The dict {{"a": 1}} is mine. {call}').action == "add 1 2"
 
 
 def test_two_messages_are_refused() -> None:
@@ -347,6 +352,18 @@ def test_a_message_is_answered_by_the_user_and_a_call_by_the_tool(
     assert after(f"<think>Or {thought}?</think>Hello.", SUMS) == "user"
     assert after(call.render(thought="", action="add 1 2"), SUMS) == "tool"
     assert after("Hello.", SUMS[:1]) == "tool", "where no message is expected, as ever"
+
+
+def test_a_tag_in_an_argument_does_not_make_a_call_a_message(real_template: Callable) -> None:
+    """The template has closed an empty thought, so that a later tag is text."""
+    tokenizer = real_template("qwen3")
+    tokenizer.chat_template = "{% set enable_thinking = false %}" + tokenizer.chat_template
+    context = ContextManager(tokenizer, system_prompt=None, tools=SUMS, limits=NO_LIMITS)
+    call = TO_QWEN.form.write("reply", '{"text": "the tag </think> closes"}')
+    assert context.parse(call).action == "reply the tag </think> closes"
+    turn = factories.turn(response=call, response_token_ids=tuple(context.encode_response(call)))
+    shown = context.tokenizer.decode(list(context.prompt([turn], "Said.").token_ids))
+    assert "<tool_response>\nSaid." in shown
 
 
 def test_a_message_may_be_called_as_a_tool_all_the_same() -> None:

@@ -101,6 +101,7 @@ def test_a_call_that_is_no_json_is_refused(
         (LLAMA, '<|python_tag|>{"name": {}}', ("<|python_tag|>", ['{"name": {}}'])),
         (LLAMA, "Hello", ("Hello", [])),
         (LLAMA, '{"a": "name"}', ('{"a": "name"}', [])),
+        (LLAMA, 'Of {"a": 1} {"b": {}, "name": "c"}', ('Of {"a": 1} ', ['{"b": {}, "name": "c"}'])),
         (LLAMA, r"\boxed{2}", (r"\boxed{2}", [])),
         (LLAMA, 'So { "name": 1}', ("So ", ['{ "name": 1}'])),
         (

@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from pptx import Presentation
 
 from ragen_apo.report.findings import headline, key_sentences
 from ragen_apo.report.latex import latex_table
@@ -121,6 +123,13 @@ def test_a_run_that_lost_its_rows_was_trained_all_the_same(build_run: Callable[.
     )
     written = {path.name for path in write_report(directory)}
     assert "model_card.md" in written and "learning_curves.png" not in written
+    page = (directory / "report" / "report.html").read_text("utf-8")
+    assert "No learning curves: the run has lost its" in page
+    assert not re.search("not trained|untrained|Train it with", page, re.IGNORECASE)
+    slides = Presentation(str(directory / "report" / "slides.pptx")).slides
+    texts = [s.text_frame.text for slide in slides for s in slide.shapes if s.has_text_frame]
+    assert any("metrics.jsonl is lost" in text for text in texts)
+    assert not any("not trained" in text.lower() for text in texts)
 
 
 def test_the_findings_compare_with_the_reference_and_name_the_weak_spots(

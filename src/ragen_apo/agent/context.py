@@ -189,7 +189,9 @@ class ContextManager:
     def _prompt_after(self, turn: Turn, observation: str) -> list[int]:
         """A call is answered by the tool, a message by the user."""
         calls = self._calls
-        is_message = calls and message_of(calls.tools) and not calls.found_in(turn.response)
+        is_message = (
+            calls and message_of(calls.tools) and not calls.found_in(self._read(turn.response)[0])
+        )
         role = "user" if is_message else None
         return self.next_prompt(observation, last_response=turn.response_token_ids, role=role)
 
@@ -221,10 +223,17 @@ class ContextManager:
         After an empty thought of the template's (`<think></think>`), a response with a thought of
         its own has the agreed form, too.
         """
+        return self._read(text, is_cut_off=is_cut_off)[1]
+
+    def _read(self, text: str, *, is_cut_off: bool = False) -> tuple[str, ParsedResponse]:
+        """The text that is read, with or without the template's part, and what it says."""
         calls = self._calls
         parse = functools.partial(calls.parse, is_cut_off=is_cut_off) if calls else parse_response
-        whole = parse(self.template.opening + text)
-        return whole if whole.is_valid or not self._thought_is_over else parse(text)
+        whole = self.template.opening + text
+        read = parse(whole)
+        if read.is_valid or not self._thought_is_over:
+            return whole, read
+        return text, parse(text)
 
     def write_response(self, *, thought: str, action: str) -> str:
         """The text that a policy would have to write for this thought and action.

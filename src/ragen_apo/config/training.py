@@ -189,7 +189,7 @@ class EvaluationConfig(Section):
     again with other seeds. It is played only once if nothing is random (greedy play, deterministic
     environment)."""
     temperature: Annotated[NonNegative, AfterValidator(_greedy_or_large_enough)] = 0.0
-    """Sampling temperature; 0 is greedy."""
+    """Sampling temperature: 0, which is greedy, or at least 0.001."""
     pass_k: Size | None = None
     """Also play each task this often at sampling.temperature and give pass@k."""
     search: SearchConfig | None = None

@@ -9,6 +9,7 @@ It is found out by rendering a call with the chat template. Templates that write
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from dataclasses import dataclass, replace
@@ -54,16 +55,27 @@ class CallForm:
         No JSON if no call begins; "" alone if something else follows what closes one.
         """
         opening, closing = self.opening.strip(), self.closing.strip()
-        begins = re.search(re.escape(opening) if opening else BEGINS_AS_CALL, text)
-        if begins is None:
+        begin = text.find(opening) if opening else _first_call(text)
+        if begin < 0:
             return text, []
-        before, rest = text[: begins.start()], text[begins.start() :].removeprefix(opening).strip()
+        before, rest = text[:begin], text[begin:].removeprefix(opening).strip()
         if not closing:
             return before, _objects(rest)
         if not rest.endswith(closing):
             return before, [""]
         between = rf"{re.escape(closing)}\s*{re.escape(opening)}"
         return before, re.split(between, rest.removesuffix(closing))
+
+
+def _first_call(text: str) -> int:
+    """Where JSON with a name begins, or what seems to be meant as such; -1 if nothing does."""
+    for begins in re.finditer(r'\{\s*"', text):
+        with contextlib.suppress(ValueError, RecursionError):
+            value, _ = json.JSONDecoder().raw_decode(text, begins.start())
+            if isinstance(value.get("name"), str):
+                return begins.start()
+    meant = BEGINS_AS_CALL.search(text)
+    return meant.start() if meant else -1
 
 
 def _objects(text: str) -> list[str]:

@@ -48,7 +48,7 @@ def page(
     figures: Sequence[tuple[str, bytes]] = (),
     printed: bool = False,
 ) -> str:
-    """The whole page; `curves` (none for a run that was not trained) and `figures` are PNGs by
+    """The whole page; `curves` (none for a run without rows of Stage 2) and `figures` are PNGs by
     their titles. `printed`: for paper, with examples in place of the reader of episodes.
     """
     return render(

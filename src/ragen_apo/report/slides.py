@@ -140,9 +140,17 @@ def pipeline(run: RunData) -> list[tuple[str, str]]:
         _baseline(run),
         ("Advantage", traits.advantage if ablation is None else ablation.advantage),
         ("Loss", settings.formula() if (settings := settings_of(run)) else ""),
-        ("Checkpoint", resume if steps else "Not trained in this run"),
+        ("Checkpoint", resume if steps else _without_rows(run)),
         ("Evaluation", f"{evaluated(run)}: {success} success"),
     ]
+
+
+def _without_rows(run: RunData) -> str:
+    return (
+        "Its steps are not known: metrics.jsonl is lost"
+        if run.trained
+        else ("Not trained in this run")
+    )
 
 
 def _baseline(run: RunData) -> tuple[str, str]:

@@ -283,7 +283,9 @@ def _initial_model(session: Session) -> Path | str:
     played = play_for_tokenizer(
         demonstrations, session.environments, seed=config.seed, progress=session.progress
     )
-    session.played.extend(played)
+    warm_start = config.warm_start
+    if warm_start.enabled and demonstrations.num_steps and demonstrations.recordings is None:
+        session.played.extend(played)
     tokenizer = train_tokenizer(texts_of(played), vocab_size=small.vocab_size)
     model = build_small_model(tokenizer, small, seed=config.seed)
     session.save_model(model, folder)

@@ -189,6 +189,7 @@ def play_demonstrations(
     num_episodes_per_task: int,
     seed: int,
     progress: Progress | None = None,
+    phase: str = "teacher",
 ) -> list[Trajectory]:
     """The teacher's episodes on the given tasks, the same for the same seed."""
     progress = progress or SilentProgress()
@@ -197,7 +198,7 @@ def play_demonstrations(
         for task in tasks
         for repeat in range(num_episodes_per_task)
     ]
-    progress.start("teacher", len(requests))
+    progress.start(phase, len(requests))
     return play_scripted_episodes(
         make_teacher,
         environments,
@@ -225,6 +226,7 @@ def play_for_tokenizer(
         num_episodes_per_task=settings.num_episodes_per_task,
         seed=seed,
         progress=progress,
+        phase="tokenizer",
     )
 
 

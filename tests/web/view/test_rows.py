@@ -140,6 +140,9 @@ def test_no_more_is_read_than_was_asked_for(tmp_path: Path) -> None:
 def test_a_text_is_found_in_every_episode_that_has_it(text: str, tmp_path: Path) -> None:
     path = tmp_path / "e.jsonl"
     found = {0, 7, 8, 21}
+    named = {"avg turns": 1, "turns/9": 2, "turns-a": 3}
     texts = [200 * "ab " + 3 * (text.lower() if n in found else "z") for n in range(22)]
-    write_json_lines_atomically(path, [{**_row(), "final_observation": each} for each in texts])
+    write_json_lines_atomically(
+        path, [{**_row(), "metrics": named, "final_observation": each} for each in texts]
+    )
     assert _index(path).containing(path, text) == found

@@ -150,7 +150,7 @@ class EpisodeIndex:
         The names of fields do not count.
         """
         # Within a text a quote is escaped, so an unescaped one with a colon ends a name.
-        needle = re.compile(rf'{"".join(map(_spelled, text))}(?!\w*":)'.encode(), re.IGNORECASE)
+        needle = re.compile(rf'{"".join(map(_spelled, text))}(?![^"\\]*":)'.encode(), re.IGNORECASE)
         quick = json.dumps(text)[1:-1].lower().encode() if text.isascii() else b""
         with path.open("rb", buffering=BLOCK_BYTES) as stream:
             lines = zip(range(len(self)), stream, strict=False)

@@ -6,6 +6,7 @@ server that runs for weeks over many runs stays small. For any number of threads
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -225,8 +226,11 @@ def _read_data(
     noted, settings = _document(status), evaluation or config
     configured = noted.get("configuration")
     may_have_changed = (finite(noted.get("attempts")) or 0) > 1  # as one that was resumed may
-    if settings is not None and (may_have_changed or not isinstance(configured, dict)):
+    if settings is not None and not isinstance(configured, dict):
         configured = read_config(settings.path)[1]
+    elif settings is not None and may_have_changed:
+        with contextlib.suppress(RunDirectoryError):  # a damaged one: there is a copy at hand
+            configured = read_config(settings.path)[1]
     return RunData(
         name=name,
         config=sections_of_today(mapping(configured)),
