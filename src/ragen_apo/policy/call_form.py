@@ -9,7 +9,6 @@ It is found out by rendering a call with the chat template. Templates that write
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 from dataclasses import dataclass, replace
@@ -30,6 +29,7 @@ _QUESTION, _RESULT = {"role": "user", "content": "Go."}, "Done."
 _CALL = re.compile(
     r'\{"name": "probe", "(?P<key>arguments|parameters)": ' + re.escape(_ARGUMENTS) + r"\}"
 )
+_OBJECT = re.compile(r'\{\s*"')
 BEGINS_AS_CALL = re.compile(r'\{\s*"name"\s*:')
 _EMPTY_THOUGHT = re.compile(rf"{OPEN_THOUGHT}\s*{CLOSE_THOUGHT}\s*")
 
@@ -68,14 +68,23 @@ class CallForm:
 
 
 def _first_call(text: str) -> int:
-    """Where JSON with a name begins, or what seems to be meant as such; -1 if nothing does."""
-    for begins in re.finditer(r'\{\s*"', text):
-        with contextlib.suppress(ValueError, RecursionError):
-            value, _ = json.JSONDecoder().raw_decode(text, begins.start())
+    """Where JSON with a name begins, or what seems to be meant as such; -1 if nothing does.
+
+    Other JSON is read over, with all that is in it.
+    """
+    position = 0
+    while begins := _OBJECT.search(text, position):
+        start = begins.start()
+        try:
+            value, position = json.JSONDecoder().raw_decode(text, start)
+        except (ValueError, RecursionError):
+            if BEGINS_AS_CALL.match(text, start):
+                return start
+            position = start + 1
+        else:
             if isinstance(value.get("name"), str):
-                return begins.start()
-    meant = BEGINS_AS_CALL.search(text)
-    return meant.start() if meant else -1
+                return start
+    return -1
 
 
 def _objects(text: str) -> list[str]:
