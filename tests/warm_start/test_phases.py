@@ -1,10 +1,13 @@
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from transformers import PreTrainedTokenizerFast
 
 from ragen_apo.agent.assembly import build_context
 from ragen_apo.agent.scripted import with_tokens
@@ -14,7 +17,7 @@ from ragen_apo.environments.human.play import play
 from ragen_apo.environments.human.recordings import Recording, append_recording
 from ragen_apo.files import read_json_lines
 from ragen_apo.plural import counted
-from ragen_apo.policy.tokenizer import SPECIAL_TOKENS
+from ragen_apo.policy.tokenizer import SPECIAL_TOKENS, train_tokenizer
 from ragen_apo.progress import SilentProgress
 from ragen_apo.session import Session
 from ragen_apo.training.checkpoint import Position
@@ -135,15 +138,27 @@ def test_what_was_played_for_the_tokenizer_is_what_is_imitated(
 
 
 @pytest.mark.slow
-def test_a_run_plays_its_demonstrations_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_warm", [True, False])
+def test_a_run_plays_its_demonstrations_once_and_counts_their_seconds_as_such(
+    is_warm: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     phases: list[str] = []
+    timed: list[set[str]] = []
+
+    def train(*texts: Any, **options: Any) -> PreTrainedTokenizerFast:
+        timed.append(set(json.loads((tmp_path / "run" / "run.json").read_text()).get("phases", {})))
+        return train_tokenizer(*texts, **options)
+
+    monkeypatch.setattr("ragen_apo.stages.pipeline.train_tokenizer", train)
 
     class Phases(SilentProgress):
         def start(self, phase: str, total: int) -> None:
             phases.append(phase)
 
-    factories.run(factories.config(), tmp_path / "run", progress=Phases())
+    keys = () if is_warm else ("--warm_start.enabled=false",)
+    factories.run(factories.config(*keys), tmp_path / "run", progress=Phases())
     assert (phases.count("tokenizer"), phases.count("teacher")) == (1, 0)
+    assert timed == [{"loading", "demonstrations"} if is_warm else set()]
 
 
 def test_the_console_hears_how_many_demonstrations_are_played(

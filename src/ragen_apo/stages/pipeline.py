@@ -280,11 +280,17 @@ def _initial_model(session: Session) -> Path | str:
     if session.has(folder):
         return folder
     small, demonstrations = config.policy.small, config.warm_start.demonstrations
-    played = play_for_tokenizer(
-        demonstrations, session.environments, seed=config.seed, progress=session.progress
+    are_imitated = (
+        config.warm_start.enabled
+        and demonstrations.num_steps > 0
+        and demonstrations.recordings is None
     )
-    warm_start = config.warm_start
-    if warm_start.enabled and demonstrations.num_steps and demonstrations.recordings is None:
+    phase = session.clock.timed(WARM_START[1]) if are_imitated else contextlib.nullcontext()
+    with phase:  # within "loading"
+        played = play_for_tokenizer(
+            demonstrations, session.environments, seed=config.seed, progress=session.progress
+        )
+    if are_imitated:
         session.played.extend(played)
     tokenizer = train_tokenizer(texts_of(played), vocab_size=small.vocab_size)
     model = build_small_model(tokenizer, small, seed=config.seed)
