@@ -160,6 +160,13 @@ def test_the_page_shows_what_the_environment_measures(build_run: Callable[..., P
     assert "measured: tests passed 3, coverage 0.756" in readable_episode(first)
 
 
+def test_pass_at_k_is_in_the_order_of_k() -> None:
+    """In the file, which sorts texts, 16 stands before 2."""
+    results = {"pass_at_k": {"1": 0.1, "16": 0.5, "2": 0.2, "8": 0.4}}
+    text = read(page(RunData(name="r", config={}, record={}, results=results), curves=[])).text
+    assert re.findall(r"pass@(\d+), sampled", text) == ["1", "2", "8", "16"]
+
+
 def test_an_untrained_run_has_no_picture_and_says_so(build_run: Callable[..., Path]) -> None:
     reader = read(page(load_run(build_run(trained=False)), curves=[]))
     assert "This run was not trained" in reader.text

@@ -74,12 +74,16 @@ def _samples(report: Mapping[str, Any]) -> str:
     return f"{compact(report['num_samples'])} of {counted(report.get('num_tasks'), 'task')}{each}"
 
 
+def in_order_of_k(pass_at_k: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Its items; in a file 16 stands before 2."""
+    return sorted(pass_at_k.items(), key=lambda row: (len(row[0]), row[0]))
+
+
 def passes(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     """pass@k for every k that there are samples for; a lower bound says so."""
     below, num_tasks = mapping(report.get("tasks_below_k")), finite(report.get("num_tasks"))
     rows: list[tuple[str, str]] = []
-    passes = mapping(report.get("pass_at_k")).items()
-    for k, share in sorted(passes, key=lambda row: (len(row[0]), row[0])):
+    for k, share in in_order_of_k(mapping(report.get("pass_at_k"))):
         fewer = finite(below.get(k)) or 0
         if num_tasks is None or fewer < num_tasks:
             rows.append((f"pass@{k}", f"{'at least ' if fewer else ''}{percent(share)}"))

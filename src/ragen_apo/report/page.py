@@ -19,7 +19,7 @@ from ragen_apo.printable import printable
 from ragen_apo.report import style
 from ragen_apo.report.algorithm import algorithm_of
 from ragen_apo.report.api_model import api_model
-from ragen_apo.report.coverage import coverage_facts, coverage_rows
+from ragen_apo.report.coverage import coverage_facts, coverage_rows, in_order_of_k
 from ragen_apo.report.episodes import readable_episode
 from ragen_apo.report.failure_analysis import pattern_note
 from ragen_apo.report.findings import evaluated, key_sentences, phase_seconds, total_seconds
@@ -64,7 +64,7 @@ def page(
         methods=method_rows(run),
         metric_names=metric_names(run),
         categories=category_rows(run),
-        pass_at=sorted(mapping(run.results.get("pass_at_k")).items(), key=lambda row: int(row[0])),
+        pass_at=in_order_of_k(mapping(run.results.get("pass_at_k"))),
         monitors=monitor_rows(run),
         facts=coverage_facts(run),
         coverage=coverage_rows(run),

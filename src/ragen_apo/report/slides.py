@@ -146,11 +146,9 @@ def pipeline(run: RunData) -> list[tuple[str, str]]:
 
 
 def _without_rows(run: RunData) -> str:
-    return (
-        "Its steps are not known: metrics.jsonl is lost"
-        if run.trained
-        else ("Not trained in this run")
-    )
+    if run.trained:
+        return "Its steps are not known: metrics.jsonl is lost"
+    return "Not trained in this run"
 
 
 def _baseline(run: RunData) -> tuple[str, str]:

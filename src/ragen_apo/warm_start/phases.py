@@ -139,13 +139,12 @@ def _demonstrations(session: Session, model: LanguageModel) -> list[Trajectory]:
     context = build_context(session.config.agent, model, session.environments)
     if config.recordings is not None:
         return recorded_demonstrations(session, Path(config.recordings), context)
-    policies = session.environments.scripted_policies()
-    if session.played and config.teacher in policies:
+    if session.played:
         played = [with_tokens(trajectory, context) for trajectory in session.played]
         session.played.clear()
         return played
     return play_demonstrations(
-        policies[config.teacher],
+        session.environments.scripted_policies()[config.teacher],
         session.environments,
         context,
         session.environments.tasks("train"),

@@ -11,7 +11,7 @@ import re
 import sys
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,18 +76,19 @@ class Engine:
         """Where the game stands."""
         state = self._state
         known = sorted(map(str, state["facts"]))
+        commands = tuple(word for word in state["admissible_commands"] if word != "help")
         if not self._is_planned:  # Inform names things in the order in which they were moved
             known += [state["description"], state["inventory"]]
         highest = 1 if self._is_planned else state["max_score"]
         won, lost = bool(state["won"]), bool(state["lost"])
         return Scene(
             text=self._text(),
-            commands=self._commands(),
+            commands=commands,
             score=float(state.get("score") or 0) / highest,  # ALFWorld has none at first
             won=won,
             over=won or lost,
             state=hashlib.sha256("\n".join(known).encode()).hexdigest(),
-            advice=self._advice(),
+            advice=self._advice(commands),
         )
 
     def step(self, command: str) -> Scene:
@@ -141,15 +142,12 @@ class Engine:
             if paragraph and not paragraph.startswith(("-= Welcome to", "Your task is to:"))
         )
 
-    def _commands(self) -> tuple[str, ...]:
-        return tuple(word for word in self._state["admissible_commands"] if word != "help")
-
-    def _advice(self) -> str | None:
-        """None where the expert has given up, or knows nothing better than `help`."""
+    def _advice(self, commands: Sequence[str]) -> str | None:
+        """None where the expert has given up, or names none of these commands."""
         if self._has_given_up:
             return None
         plan = self._state.get("extra.expert_plan") or self._state.get("policy_commands")
-        return plan[0] if plan and plan[0] in self._commands() else None
+        return plan[0] if plan and plan[0] in commands else None
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
@@ -172,8 +170,8 @@ class Engine:
 def _let_expert_put_things_down(game: Any) -> None:
     """ALFWorld's expert knows `put X in Y`, which its games call `move X to Y` since 0.4.
 
-    It thinks that it still holds what it has moved, and so never finds a second one. It is told
-    what it has done in the word that it knows, unless it has understood.
+    It thinks that it still holds what it has moved, and so never finds a second one. So a move
+    that it has not understood is reported to it as a `put`.
     """
     policy = game._handcoded_expert.policy
     track = policy.update_state_tracking

@@ -35,9 +35,9 @@ _HARMLESS = (
 )
 
 _sentences = functools.lru_cache(maxsize=4096)  # ALFWorld's grammar has some hundred
+_games = functools.lru_cache(maxsize=8)  # what is parsed of a game's grammar
 _MAX_TRANSLATIONS = 1000
 """Of 20 to 100 kB each, in every process that plays."""
-_games = functools.lru_cache(maxsize=8)  # 2 MiB or more each
 
 
 @contextlib.contextmanager
@@ -84,9 +84,11 @@ def _parsed_once(parse: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
 def _translated_once(translate: Callable[..., Any]) -> Callable[..., Any]:
     """Another translation would make plans sooner. Nothing here asks for plans.
 
-    What is remembered is packed, which is a tenth of it: an epoch may have a thousand games.
+    What is remembered is packed, which is a tenth of it: an epoch may have a thousand games. The
+    start of a game asks four times.
     """
     packed: dict[bytes, bytes] = {}
+    unpacked = functools.lru_cache(maxsize=1)(lambda data: pickle.loads(zlib.decompress(data)))
 
     def translated(domain: str, problem: str, **_: Any) -> Any:
         game = hashlib.sha256(f"{domain}\0{problem}".encode()).digest()
@@ -94,7 +96,7 @@ def _translated_once(translate: Callable[..., Any]) -> Callable[..., Any]:
             if len(packed) == _MAX_TRANSLATIONS:
                 del packed[next(iter(packed))]
             packed[game] = zlib.compress(pickle.dumps(translate(domain, problem)), 1)
-        return pickle.loads(zlib.decompress(packed[game]))
+        return unpacked(packed[game])
 
     return translated
 
