@@ -4,10 +4,12 @@ import errno
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+import torch
 
 from ragen_apo.errors import ModelError
 from ragen_apo.files import write_checksums
@@ -62,6 +64,55 @@ def test_a_limit_of_threads_is_one_line_with_its_name(
 
     monkeypatch.setattr("ragen_apo.report.write.report_files", refused)
     assert_one_line(command("report", run), "no further thread or process. `ulimit -u`")
+
+
+def too_large_for_the_host() -> NoReturn:
+    torch.empty(1 << 58)
+    raise AssertionError
+
+
+def too_large_for_the_gpu() -> NoReturn:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has\n...")
+
+
+def too_large_for_python() -> NoReturn:
+    bytearray(1 << 60)
+    raise AssertionError
+
+
+def too_large_for_the_system() -> NoReturn:
+    raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+
+@pytest.mark.parametrize(
+    ("allocate", "said"),
+    [
+        (too_large_for_the_host, "can't allocate memory"),
+        (too_large_for_the_gpu, "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has)"),
+        (too_large_for_python, "not enough memory"),
+        (too_large_for_the_system, "Cannot allocate memory"),
+    ],
+)
+@pytest.mark.parametrize("is_told", [True, False])
+def test_a_lack_of_memory_is_one_line_with_what_to_lower(
+    allocate: Callable[[], NoReturn],
+    said: str,
+    is_told: bool,
+    command: Command,
+    run: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refused(*_: Any, **__: Any) -> NoReturn:
+        try:
+            allocate()
+        except Exception as error:
+            if is_told:
+                raise ModelError("Use another architecture.") from error
+            raise
+
+    monkeypatch.setattr("ragen_apo.report.write.report_files", refused)
+    result = command("report", run)
+    assert_one_line(result, "there is not enough memory", said, "--training.micro_batch_size")
 
 
 def in_a_circle() -> Exception:

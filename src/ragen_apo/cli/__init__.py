@@ -55,7 +55,7 @@ def main() -> None:
     except RanksError as error:  # it names a rank, or is what rank 0 has said
         _fail(str(error), status=2)
     except RagenApoError as error:
-        _fail(f"{_own_name()}{_lack_of_threads(error) or error}", status=2)
+        _fail(f"{_own_name()}{_lack(error) or error}", status=2)
     except _Terminated as error:
         _fail(f"terminated. {_KEPT}", status=error.status)
     except KeyboardInterrupt:
@@ -65,10 +65,10 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except OSError as error:
-        message = _lack_of_threads(error) or _problem_of_a_file(error)
+        message = _lack(error) or _problem_of_a_file(error)
         _fail(f"{_own_name()}{message}", status=2)
     except BaseException as error:  # a panic of Rust is no Exception
-        if not (message := _lack_of_threads(error)):
+        if not (message := _lack(error)):
             raise
         _fail(f"{_own_name()}{message}", status=2)
     else:
@@ -141,25 +141,58 @@ def _without_exits(command: Callable[..., Any], *arguments: Any, **options: Any)
         ) from error
 
 
-def _lack_of_threads(error: BaseException | None) -> str:
-    """What to do where the system gave no thread or process, as its cause says; else nothing."""
+def _lack(error: BaseException) -> str:
+    """What to do where threads or memory were missing, as its causes say; else nothing."""
+    return next((text for each in _causes(error) if (text := _of_threads(each))), "") or next(
+        (text for each in _causes(error) if (text := _of_memory(each))), ""
+    )
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """The error, what caused it, what caused that, and so on."""
     seen: set[int] = set()  # causes may go in a circle
     while error is not None and id(error) not in seen:
         seen.add(id(error))
-        is_refused = (
-            isinstance(error, OSError)
-            and not isinstance(error.filename, str)
-            and (error.errno, error.strerror) == (errno.EAGAIN, os.strerror(errno.EAGAIN))
-        )
-        if is_refused or "can't start new thread" in str(error) or "ThreadPoolBuild" in str(error):
-            return (
-                "the system gives this user no further thread or process. `ulimit -u` is the limit "
-                "for all processes of the user together, each thread counted; `ulimit -v` may "
-                "leave no memory for one. End other processes or ask for a higher limit; a run "
-                "goes on with --resume."
-            )
+        yield error
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
+def _of_threads(error: BaseException) -> str:
+    """What to do where this error says that the system gave no thread or process."""
+    is_refused = (
+        isinstance(error, OSError)
+        and not isinstance(error.filename, str)
+        and (error.errno, error.strerror) == (errno.EAGAIN, os.strerror(errno.EAGAIN))
+    )
+    if is_refused or "can't start new thread" in str(error) or "ThreadPoolBuild" in str(error):
+        return (
+            "the system gives this user no further thread or process. `ulimit -u` is the limit "
+            "for all processes of the user together, each thread counted; `ulimit -v` may "
+            "leave no memory for one. End other processes or ask for a higher limit; a run "
+            "goes on with --resume."
+        )
     return ""
+
+
+_MEMORY_MARKS = ("can't allocate memory", "not enough memory", "out of memory", "ALLOC_FAILED")
+"""Of what torch raises, on a CPU as a RuntimeError without a class of its own."""
+
+
+def _of_memory(error: BaseException) -> str:
+    """What to do where this error says that there was no more memory, of the GPU or of the host."""
+    text = str(error).strip()
+    of_torch = isinstance(error, RuntimeError) and any(mark in text for mark in _MEMORY_MARKS)
+    of_system = isinstance(error, OSError) and error.errno == errno.ENOMEM
+    if not (of_torch or of_system or isinstance(error, MemoryError)):
+        return ""
+    reason = f" ({text.splitlines()[0][:200]})" if text else ""
+    return (
+        f"there is not enough memory{reason}. End other processes, or give less to one pass: "
+        "--training.num_rows where episodes are played, --training.micro_batch_size where they are "
+        "trained on, --machine.gradient_checkpointing true. All three may change with --resume, "
+        'and nothing that was saved is lost. docs/troubleshooting.md, "The run needs too much '
+        'memory", has more.'
+    )
 
 
 def _problem_of_a_file(error: OSError) -> str:

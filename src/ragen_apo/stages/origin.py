@@ -35,6 +35,7 @@ MAY_CHANGE = (
     "machine.rank_timeout_seconds",
     "machine.tf32",
     "machine.deterministic",
+    "machine.gradient_checkpointing",
     "machine.sharding",
     "policy.trust_remote_code",
     "rollouts",
