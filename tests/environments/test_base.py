@@ -1,15 +1,23 @@
 import sys
+from collections.abc import Sequence
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from pydantic import BaseModel, ConfigDict
 
 from ragen_apo.environments import base
-from ragen_apo.environments.base import environment_names, make_environment, validate_options
+from ragen_apo.environments.base import (
+    TaskFinder,
+    environment_names,
+    make_environment,
+    validate_options,
+)
 from ragen_apo.environments.shop import ShopEnvironment
 from ragen_apo.errors import ConfigError, EnvironmentFaultError
+from ragen_apo.types import Task
 
 
 class Inner(BaseModel):
@@ -137,3 +145,30 @@ def test_every_problem_has_its_own_line_and_long_values_are_shortened() -> None:
     assert "..., expected a whole number" in lines[0]
     assert len(lines[0]) < 200
     assert lines[1].startswith("here.depth: unknown key")
+
+
+class Counted:
+    """Tasks that count how often they are read."""
+
+    def __init__(self, tasks: Sequence[Task]) -> None:
+        self.tasks, self.num_read = tasks, 0
+
+    def __len__(self) -> int:
+        return len(self.tasks)
+
+    def __getitem__(self, index: int) -> Task:
+        self.num_read += 1
+        return self.tasks[index]
+
+
+def test_tasks_are_read_once_however_often_they_are_looked_up_by_id() -> None:
+    environment = make_environment("bandit", {})
+    split = Counted(environment.tasks("train"))
+    held = SimpleNamespace(properties=environment.properties, tasks=lambda _: split)
+    finder = TaskFinder(held)
+    for _ in range(3):
+        for task in split.tasks:
+            assert finder.find(task.task_id, ["train"]) == task
+    assert split.num_read <= 4 * len(split) + 1
+    with pytest.raises(ConfigError, match=r"no task has the id 'x'; .* split train of this"):
+        finder.find("x", ["train"])

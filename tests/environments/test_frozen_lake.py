@@ -148,6 +148,7 @@ def test_the_best_plays_are_a_shortest_way_where_nothing_slips() -> None:
 def test_slippery_is_declared_as_chance() -> None:
     assert not make_environment("frozen_lake", {}).properties.deterministic
     assert make_environment("frozen_lake", {"slippery": False}).properties.deterministic
+    assert make_environment("frozen_lake", {"success_rate": 1.0}).properties.deterministic
 
 
 def reply_to(observation: str, policy: str, **options: object) -> Reply:

@@ -174,7 +174,13 @@ def _of_threads(error: BaseException) -> str:
     return ""
 
 
-_MEMORY_MARKS = ("can't allocate memory", "not enough memory", "out of memory", "ALLOC_FAILED")
+_MEMORY_MARKS = (
+    "can't allocate memory",
+    "not enough memory",
+    "out of memory",
+    "Cannot allocate memory",
+    "ALLOC_FAILED",
+)
 """Of what torch raises, on a CPU as a RuntimeError without a class of its own."""
 
 

@@ -7,7 +7,6 @@ immutable and shared between instances. No torch here.
 
 import contextlib
 import difflib
-import itertools
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -199,16 +198,30 @@ def task_at(environment: HasTasks, split: str, index: int, *, named: str = "--ta
     return tasks[index]
 
 
-def task_with_id(environment: HasTasks, task_id: str, splits: Sequence[str] | None = None) -> Task:
-    """A task by its id, of any split or of these; raises ConfigError where none has it."""
-    splits = splits or environment.properties.splits
-    for task in itertools.chain.from_iterable(map(environment.tasks, splits)):
-        if task.task_id == task_id:
-            return task
-    raise ConfigError(
-        f"no task has the id {shortened(repr(task_id), 80)}; expected the task_id of a task of the "
-        f"split {' or '.join(splits)} of this environment under its present options"
-    )
+class TaskFinder:
+    """Finds an environment's tasks by their ids. Of each split it reads all tasks once."""
+
+    def __init__(self, environment: HasTasks) -> None:
+        self._environment = environment
+        self._indices: dict[str, dict[str, int]] = {}
+
+    def find(self, task_id: str, splits: Sequence[str] | None = None) -> Task:
+        """A task of any split, or of these; raises ConfigError where none has the id."""
+        splits = splits or self._environment.properties.splits
+        for split in splits:
+            index = self._of(split).get(str(task_id))
+            if index is not None:
+                return self._environment.tasks(split)[index]
+        raise ConfigError(
+            f"no task has the id {shortened(repr(task_id), 80)}; expected the task_id of a task of "
+            f"the split {' or '.join(splits)} of this environment under its present options"
+        )
+
+    def _of(self, split: str) -> dict[str, int]:
+        if split not in self._indices:
+            tasks = self._environment.tasks(split)
+            self._indices[split] = {task.task_id: index for index, task in enumerate(tasks)}
+        return self._indices[split]
 
 
 _BUILT_IN: dict[str, str] = {

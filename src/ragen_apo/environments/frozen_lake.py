@@ -198,7 +198,7 @@ def make_frozen_lake(**options: object) -> GameEnvironment:
         name=NAME,
         version=f"{NAME}-{TEXT_VERSION}-{checked.digest()}",
         reward_version=digest_of_options(checked.reward),
-        deterministic=not checked.slippery,
+        deterministic=checked.certainty == 1,
         return_range=checked.reward.return_range(
             max_actions=checked.max_actions_of_episode, max_turns=checked.max_turns
         ),

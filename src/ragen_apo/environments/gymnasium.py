@@ -14,11 +14,11 @@ import gymnasium
 from gymnasium.spaces import Text
 
 from ragen_apo.environments.base import (
+    TaskFinder,
     TextEnvironment,
     close_environment,
     make_environment,
     task_at,
-    task_with_id,
     tasks_of,
 )
 from ragen_apo.errors import ConfigError
@@ -81,6 +81,7 @@ class GymnasiumTextEnv(gymnasium.Env[str, str]):
                 "expected options only beside an environment's name"
             )
         self.text_environment = environment
+        self._finder = TaskFinder(environment)
         self.render_mode = render_mode
         self.observation_space = FreeText()
         self.action_space = FreeText()
@@ -126,7 +127,7 @@ class GymnasiumTextEnv(gymnasium.Env[str, str]):
         split = options.get("split", self._split)
         if "task_id" in options:
             splits = [split] if "split" in options else None
-            return task_with_id(self.text_environment, options["task_id"], splits)
+            return self._finder.find(options["task_id"], splits)
         index = options.get("task_index")
         if index is None:
             index = self.np_random.integers(len(tasks_of(self.text_environment, split)))

@@ -19,10 +19,10 @@ from collections.abc import Callable
 from typing import Any
 
 from ragen_apo.environments.base import (
+    TaskFinder,
     TextEnvironment,
     make_environment,
     opened_environment,
-    task_with_id,
     tasks_of,
 )
 
@@ -32,8 +32,12 @@ OVER = "The episode is over. Do not act any more."
 class ToolEnvironment:
     """One rollout at a time. All rollouts of a row play the same task with the same seed."""
 
-    def __init__(self, environment: TextEnvironment, *, seed: int = 0) -> None:
+    def __init__(
+        self, environment: TextEnvironment, *, seed: int = 0, finder: TaskFinder | None = None
+    ) -> None:
+        """`finder` may be that of another environment with the same tasks."""
         self._environment = environment
+        self._finder = finder or TaskFinder(environment)
         self._seed = seed
         self._return = 0.0
         self._over = True
@@ -43,7 +47,7 @@ class ToolEnvironment:
 
         Raises ConfigError for a row that `task_rows` made of another environment.
         """
-        task = task_with_id(self._environment, task_id)
+        task = self._finder.find(task_id)
         self._return, self._over = 0.0, False
         observation, _ = self._environment.reset(task, seed=self._seed)
         return observation
@@ -80,7 +84,15 @@ def environment_factory(
         seed: Of every episode, for environments that draw.
         options: Of the environment.
     """
-    return lambda: ToolEnvironment(make_environment(environment, options), seed=seed)
+    finder: TaskFinder | None = None
+
+    def make() -> ToolEnvironment:
+        nonlocal finder
+        made = make_environment(environment, options)
+        finder = finder or TaskFinder(made)
+        return ToolEnvironment(made, seed=seed, finder=finder)
+
+    return make
 
 
 def task_rows(

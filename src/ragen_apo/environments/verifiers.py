@@ -28,10 +28,10 @@ from verifiers.v1.runtimes import ProgramResult  # pyright: ignore[reportMissing
 
 from ragen_apo.environments.answers import checked_step, endlessness, turn_limit
 from ragen_apo.environments.base import (
+    TaskFinder,
     TextEnvironment,
     make_environment,
     opened_environment,
-    task_with_id,
     tasks_of,
 )
 from ragen_apo.errors import EnvironmentFaultError
@@ -80,13 +80,14 @@ class TextTaskset(vf.Taskset[TextTask, TextTasksetConfig]):
         self._prototype = self.make()
         """Never stepped."""
         self._tasks = tasks_of(self._prototype, config.split)
+        self._finder = TaskFinder(self._prototype)
 
     def make(self) -> TextEnvironment:
         return make_environment(self.config.environment, self.config.options)
 
     def task(self, task_id: str) -> Task:
         """Our task of an id; raises ConfigError for one of another environment."""
-        return task_with_id(self._prototype, task_id, [self.config.split])
+        return self._finder.find(task_id, [self.config.split])
 
     def load(self) -> Iterator[TextTask]:
         system_prompt = f"{self._prototype.properties.rules}\n\n{ANSWER_FORM}".lstrip()

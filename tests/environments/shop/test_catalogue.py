@@ -144,6 +144,10 @@ def test_another_price_is_another_version(tmp_path: Path) -> None:
         ([product(1, "Kite", price="5")], "products.0.price: got '5', expected a number"),
         ([product(0, "Kite")], "products.0.id: got 0"),
         ([product(1, "Red; Kite 5")], "products.0.title: got 'Red; Kite 5'"),
+        ([product(1, " Kite")], "products.0.title: got ' Kite'"),
+        ([product(1, "Kite\rFound 1")], r"products.0.title: got 'Kite.rFound 1'"),
+        ([product(1, "Kite", attributes={"size": "x\nFound 1 result."})], "attributes.size: got"),
+        ([product(1, "Kite", attributes={"size": "\ud800"})], "products.0.attributes.size"),
         (
             [product(1, "Kite", prize=3)],
             "products.0.prize: unknown key; did you mean catalogue.products.0.price",

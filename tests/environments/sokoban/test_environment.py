@@ -380,3 +380,8 @@ def test_a_person_can_play() -> None:
     episode = play(world, task_of(CORRIDOR), read=lambda _: next(lines), write=shown.append)
     assert episode.success
     assert shown[0] == f"{world.properties.rules}\n{HOW_TO}\n"
+
+
+def test_every_level_can_be_solved_in_the_actions_of_an_episode() -> None:
+    options = {"max_actions": 6, "num_train_tasks": 5, "num_test_tasks": 20}
+    assert success_of(make_environment("sokoban", options), "oracle") == 1

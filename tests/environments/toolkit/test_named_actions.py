@@ -71,6 +71,22 @@ def test_about_a_fifth_of_all_contents_is_for_testing() -> None:
     assert sum(shares) / 5000 == pytest.approx(0.2, abs=0.017)  # three standard deviations
 
 
+def test_the_last_draw_may_complete_the_splits() -> None:
+    """2,400 are made for one task of each split."""
+    train = next(n for n in range(1000) if split_of("late", str(n)) == "train")
+    test = next(n for n in range(1000) if split_of("late", str(n)) == "test")
+    numbers = iter([train] * 2399 + [test])
+    tasks = draw_tasks(
+        "late",
+        lambda _: next(numbers),
+        (),
+        content=str,
+        describe=lambda number: Description("", "", {"number": number}),
+        counts=(1, 1, 0),
+    )
+    assert [tasks[split][0].payload["number"] for split in ("train", "test")] == [train, test]
+
+
 @pytest.mark.slow
 def test_too_few_different_draws_are_an_error_with_what_was_found() -> None:
     with pytest.raises(ConfigError, match=r"gave only \d+ for train, 1\d\d for test.*fewer tasks"):

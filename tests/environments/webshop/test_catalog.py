@@ -123,14 +123,25 @@ def test_an_object_longer_than_a_read_is_streamed_whole(
             assert dict(entry for entry, _ in stream_json_object(tmp_path / "a.json")) == entries
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"a": 1', '{"a" 1}', '{"a": x}', '{"a"', "7"])
+def test_a_byte_order_mark_is_read_over_and_blanks_may_be_anywhere(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text("\ufeff [ 1 ,\n2\t, 3 ] \n", encoding="utf-8")
+    assert [value for value, _ in stream_json_array(tmp_path / "a.json")] == [1, 2, 3]
+    (tmp_path / "a.json").write_text(" [ ] ")
+    assert list(stream_json_array(tmp_path / "a.json")) == []
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"a": 1', '{"a" 1}', '{"a": x}', '{"a"', "7", '{"a":1 "b":2}', '{"a":1,}']
+)
 def test_what_is_no_json_object_is_a_value_error(tmp_path: Path, text: str) -> None:
     (tmp_path / "a.json").write_text(text)
     with pytest.raises(ValueError, match="."):
         list(stream_json_object(tmp_path / "a.json"))
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[1, 2", "[1, x]", '["a', "7"])
+@pytest.mark.parametrize(
+    "text", ["", "{}", "[1, 2", "[1, x]", '["a', "7", "[,1]", "[1,]", "[1 2]", "[1,,2]"]
+)
 def test_what_is_no_json_array_is_a_value_error(tmp_path: Path, text: str) -> None:
     (tmp_path / "a.json").write_text(text)
     with pytest.raises(ValueError, match="."):
@@ -336,6 +347,16 @@ def test_a_store_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(EnvironmentDataError, match="RAGEN_APO_DATA"):
         open_catalog("generated:5", store=tmp_path / "file" / "store")
+
+
+def test_a_tilde_is_the_users_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "home").mkdir()
+    write(tmp_path / "home" / "data", [record("B1")])
+    assert open_catalog("~/data", store=Path("~/store")).num_products == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["home"]
+    assert (tmp_path / "home" / "store").is_dir()
 
 
 @pytest.mark.usefixtures("homeless")

@@ -1,3 +1,4 @@
+import copy
 import dataclasses
 import functools
 import gc
@@ -504,6 +505,8 @@ def test_rich_text_marks_what_upstreams_page_address_holds_in_quotes(one_product
         ("search [red] shoe", ("search", "red")),
         ("click", None),
         ("buy now", None),
+        ("search[ ]", None),
+        ("search ", None),
     ],
 )
 def test_the_compact_mode_reads_actions_with_and_without_brackets(
@@ -605,3 +608,58 @@ def test_numbers_open_nothing_in_upstreams_modes_and_on_other_pages(make: Make) 
     environment = make()
     environment.reset(environment.goal_task(0), seed=0)
     assert environment.step("click 1")[4]["invalid_action"]
+
+
+@pytest.mark.parametrize("title", ["Next >", "back to search", "< prev", "2", "B000000002"])
+def test_a_title_that_means_something_else_is_clicked_by_its_number(
+    title: str, shop_of: Callable[..., WebShopEnvironment]
+) -> None:
+    """The oracle would have paged or gone back until the end of its turns."""
+    about = {"small_description": ["an odd thing"]}
+    products = [{"asin": "B000000001", "name": title}, {"asin": "B000000002", "name": "Odd hat"}]
+    environment = shop_of([about | product for product in products])
+    environment.reset(environment.goal_task(0), seed=0)
+    environment.step("search odd")
+    wanted, other = sorted(environment.visit.shown)
+    name = environment.product_name(wanted)
+    assert name == str(environment.visit.shown.index(wanted) + 1)
+    environment.step(f"click {name}")
+    assert environment.visit.product == wanted
+    environment.step("click < prev")
+    environment.step(f"click {environment.product_name(other)}")
+    assert environment.visit.product == other
+
+
+def test_a_number_opens_its_product_where_two_ids_differ_in_case_only(
+    shop_of: Callable[..., WebShopEnvironment],
+) -> None:
+    environment = shop_of(
+        [{"asin": "abc", "name": "Odd shirt"}, {"asin": "ABC", "name": "Odd hat"}]
+    )
+    environment.reset(environment.goal_task(0), seed=0)
+    environment.step("search odd")
+    for rank, product in enumerate(environment.visit.shown, start=1):
+        environment.step(f"click {rank}")
+        assert environment.visit.product == product
+        environment.step("click < prev")
+
+
+def test_a_step_before_a_reset_is_an_error_and_one_after_the_end_says_how_it_ended(
+    make: Make,
+) -> None:
+    environment = make(max_turns=1)
+    with pytest.raises(RuntimeError, match=r"webshop has no episode yet; call reset"):
+        environment.step("search cream")
+    environment.reset(environment.goal_task(0), seed=0)
+    environment.step("search cream")
+    *_, info = environment.step("search cream")
+    assert info["success"] is False
+
+
+def test_a_copy_goes_its_own_way(make: Make) -> None:
+    environment = make()
+    environment.reset(environment.goal_task(0), seed=0)
+    environment.step("search cream")
+    page, key = environment.observation, environment.state_key()
+    copy.copy(environment).step("click 1")
+    assert (environment.observation, environment.state_key()) == (page, key)

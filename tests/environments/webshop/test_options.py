@@ -42,6 +42,20 @@ def test_options_are_numbered_through_all_groups_and_keep_their_numbers(one_prod
     assert environment.visit.selected == {"style": "small", "color": "red"}
 
 
+def test_the_order_of_selection_changes_nothing_that_is_seen_or_known(one_product: Make) -> None:
+    seen = []
+    for selections in (("#2", "#3"), ("#3", "#2"), ("#3", "#1", "#2")):
+        environment = one_product(GROUPS, max_turns=None)
+        to_item(environment)
+        for number in selections:
+            environment.step(f"click {number}")
+        page = environment.observation
+        seen.append((environment.state_key(), page, environment.step("click buy now")[0]))
+    assert seen[0] == seen[1] == seen[2]
+    assert seen[0][1].startswith("Selected: style = large, color = red\n")
+    assert " with style = large, color = red. " in seen[0][2]
+
+
 def test_a_number_selects_a_shared_value_in_its_own_group(one_product: Make) -> None:
     environment = one_product(GROUPS)
     to_item(environment)

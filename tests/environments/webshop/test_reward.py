@@ -147,7 +147,16 @@ def test_texts_match_if_they_are_more_than_85_percent_alike(
     assert token_set_ratio(own, attribute) == likeness
     product = dataclasses.replace(SHIRT, attributes=(own,))
     assert attribute_matches(attribute, product) == (likeness > 85)
-    assert option_matches(attribute, [own]) == (likeness > 85)
+    assert option_matches(attribute, [own], RewardVariant.UPSTREAM) == (likeness > 85)
+
+
+@pytest.mark.parametrize("value", ["+", "ß", "..."])
+def test_an_option_of_signs_alone_is_itself_in_the_corrected_variant(value: str) -> None:
+    """The ratio leaves such signs out, and upstream keeps it so."""
+    assert token_set_ratio(value, value) == 0
+    assert option_matches(value, ["large", value], RewardVariant.CORRECTED)
+    assert not option_matches(value, ["large"], RewardVariant.CORRECTED)
+    assert not option_matches(value, [value], RewardVariant.UPSTREAM)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Countdown: make the target from the given numbers, each used once, with + - * / ( ).
 
-An action is an expression such as `(3 + 5) * 2`; ` = 16` after it is allowed and not needed. The
+An action is an expression such as `(3 + 5) * 2`; ` = 16` after it is allowed and not read. The
 first readable expression earns `well_formed`, and the target the rest up to `correct`, however many
 attempts an episode has. Deterministic: seeds are not used.
 """
@@ -37,7 +37,7 @@ WRONG_NUMBERS = "wrong_numbers"
 TEACHER_GOOD_SHARE = 0.35
 """How often the teacher plays as the oracle."""
 
-_RESULT = re.compile(r"\s*=\s*[0-9]{1,9}\s*$", re.ASCII)
+_RESULT = re.compile(r"\s*=\s*[0-9]{1,9}$", re.ASCII)
 _INSTRUCTION = re.compile(r"Make (\d+) from ([\d, ]+)\.")
 
 
@@ -94,6 +94,7 @@ class CountdownGame:
         return f"TASK: {self._instruction}"
 
     def play(self, text: str) -> Answer:
+        text = text.strip()
         try:
             is_long = len(text) > MAX_CHARACTERS * 5  # the search takes time squared
             expression = read_expression(text if is_long else _RESULT.sub("", text))

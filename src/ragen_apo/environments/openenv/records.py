@@ -35,7 +35,7 @@ class TextObservation(Observation):
     success: bool = False
     """Decided by the environment at the end of the episode."""
     invalid_action: bool = False
-    """The last action was not executed."""
+    """The last action, or a part of it, was not executed."""
 
 
 class TextState(State):

@@ -21,10 +21,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ragen_apo.environments.answers import checked_step, problem_with_text
 from ragen_apo.environments.base import (
+    TaskFinder,
     TextEnvironment,
     close_environment,
     task_at,
-    task_with_id,
     tasks_of,
     validate_options,
 )
@@ -62,6 +62,7 @@ class World:
         self._prototype = make()
         """Never stepped."""
         self.properties = self._prototype.properties
+        self._finder = TaskFinder(self._prototype)
         self._unnamed, self._unseeded = itertools.count(), itertools.count()
         self.tasks(split)
 
@@ -80,7 +81,7 @@ class World:
                 raise ConfigError(
                     "reset got task_id beside split or index; expected one of the two"
                 )
-            return task_with_id(self._prototype, start.task_id), number
+            return self._finder.find(start.task_id), number
         split, index = start.split or self.split, start.index
         if index is None:
             num_tasks = len(self.tasks(split))

@@ -23,7 +23,10 @@ from ragen_apo.files import require_regular_file
 
 MAX_PRODUCT_ID = 999_999_999
 
-_Text = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\n;]*[^\s;][^\n;]*$")]
+_Text = Annotated[
+    str, Field(min_length=1, max_length=200, pattern=r"^[^\s;\x00-\x1f]([^;\x00-\x1f]*)$")
+]
+"""One line that begins with a visible character."""
 
 
 class _ProductRow(BaseModel):
@@ -33,7 +36,7 @@ class _ProductRow(BaseModel):
     title: _Text
     category: _Text
     price: float = Field(ge=0, allow_inf_nan=False)
-    attributes: dict[str, str] = {}
+    attributes: dict[_Text, _Text] = {}
     split: Literal["train", "test"]
 
 
@@ -131,7 +134,7 @@ def _categories_in_turn(products: Sequence[Product]) -> list[Product]:
 
 
 def _read_products(path: str | None) -> tuple[Product, ...]:
-    source = Path(path) if path else Path(__file__).with_name("catalogue.json")
+    source = Path(path).expanduser() if path else Path(__file__).with_name("catalogue.json")
     name = path or "the built-in catalogue"
     try:
         require_regular_file(source)

@@ -129,7 +129,7 @@ class SokobanOptions(GridOptions):
     min_pushes: int = Field(default=2, ge=1, le=100)
     """Every level needs at least this many pushes."""
     max_solution_moves: int = Field(default=20, ge=1, le=1000)
-    """Every level can be solved with at most this many moves."""
+    """Every level can be solved with at most this many moves, and in the actions of an episode."""
     reward: SokobanRewards = SokobanRewards()
 
     @model_validator(mode="after")
@@ -138,6 +138,13 @@ class SokobanOptions(GridOptions):
             raise ValueError("expected min_pushes to be at most max_solution_moves")
         self.require_actions(self.min_pushes, for_what=f"a level of min_pushes {self.min_pushes}")
         return self
+
+    @property
+    def demands(self) -> LevelDemands:
+        """What is asked of a level."""
+        demands = LevelDemands(*(getattr(self, name) for name in LevelDemands._fields))
+        most = min(self.max_solution_moves, self.max_actions_of_episode)
+        return demands._replace(max_solution_moves=most)
 
 
 class SokobanWorld:
@@ -196,7 +203,7 @@ def make_sokoban(**options: object) -> GameEnvironment:
         tasks=draw_tasks(
             NAME,
             draw_level,
-            (LevelDemands(*(getattr(checked, name) for name in LevelDemands._fields)),),
+            (checked.demands,),
             content=symmetric_key,
             describe=_description,
             counts=checked.counts,

@@ -19,6 +19,11 @@ from ragen_apo.types import Task
 EPISODE_OVER = "The episode is over."
 
 
+def no_episode(environment: str) -> str:
+    """The message for a step before the first reset."""
+    return f"{environment} has no episode yet; call reset(task, seed=...) before step"
+
+
 @dataclass(frozen=True)
 class Answer:
     """The answer of a game to one text."""
@@ -107,9 +112,7 @@ class GameEnvironment:
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Executes any text; after the end nothing changes and nothing is earned."""
         if self._game is None:
-            raise RuntimeError(
-                f"{self.properties.name} has no episode yet; call reset(task, seed=...) before step"
-            )
+            raise RuntimeError(no_episode(self.properties.name))
         if self._terminated or self._truncated:
             info = {"success": self._success}
             return EPISODE_OVER, 0.0, self._terminated, self._truncated, info

@@ -78,9 +78,11 @@ def draw_tasks(
     tasks: dict[str, list[Task]] = {split: [] for split in wanted}
     seen: set[str] = set()
     max_draws = _MIN_DRAWS + _DRAWS_PER_TASK * (num_train + num_test)
-    for number in range(max_draws):
+    for number in range(max_draws + 1):
         if all(len(tasks[split]) >= count for split, count in wanted.items()):
             return {split: tuple(of_split) for split, of_split in tasks.items()}
+        if number == max_draws:
+            break
         drawn = draw(*arguments, generator(seed, environment, "task", number))
         if drawn is None or (text := content(drawn)) in seen:
             continue

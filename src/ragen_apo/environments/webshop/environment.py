@@ -23,7 +23,7 @@ from ragen_apo.environments.base import (
     ScriptedPolicy,
     validate_options,
 )
-from ragen_apo.environments.toolkit.game import EPISODE_OVER
+from ragen_apo.environments.toolkit.game import EPISODE_OVER, no_episode
 from ragen_apo.environments.webshop.goals import (
     ENVIRONMENT_NAME,
     SPLITS,
@@ -61,9 +61,9 @@ from ragen_apo.errors import ConfigError
 from ragen_apo.plural import counted
 from ragen_apo.types import Task, TurnFlag
 
-TEXT_VERSION = 8
+TEXT_VERSION = 9
 """Raise it whenever the words of an observation, the search, the goals or the dynamics change."""
-REWARD_VERSION = 1
+REWARD_VERSION = 2
 """Raise it whenever the same purchase would earn something else."""
 
 FAILURE_WORDS = FailureWords(
@@ -223,7 +223,7 @@ class WebShopEnvironment:
         """Everything but what is shared, which the other process maps for itself."""
         shared = ("catalog", "views", "_book", "_reward_rule", "_render", "_noun_rule_name")
         state = {name: value for name, value in self.__dict__.items() if name not in shared}
-        return state | {"folder": self.catalog.folder}
+        return state | {"folder": self.catalog.folder, "visit": copy.deepcopy(self.visit)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         folder = state.pop("folder")
@@ -270,8 +270,15 @@ class WebShopEnvironment:
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Executes any text; see `TextEnvironment.step` and the module's rules."""
+        if self._task is None:
+            raise RuntimeError(no_episode(ENVIRONMENT_NAME))
         if self._over():
-            info = {"invalid_action": True, "available_actions": None}
+            is_success = self._score is not None and self._score.success
+            info = {
+                "invalid_action": True,
+                "available_actions": None,
+                "success": is_success,
+            }
             return EPISODE_OVER, 0.0, self._score is not None, self._score is None, info
         valid = self._follow(action)
         self._num_turns += 1
@@ -324,13 +331,11 @@ class WebShopEnvironment:
         visit, views = self.visit, self.views
         if visit.select_numbered(target, views):
             return True
-        numbered = visit.shown_at(target)
-        if numbered is not None:
-            return visit.click(views(numbered).link, views)
-        if visit.click(target, views):
-            return True
-        titled = visit.shown_as(target, views)
-        return titled is not None and visit.click(views(titled).link, views)
+        result = visit.result_named(target, views)
+        if result is None:
+            return visit.click(target, views)
+        visit.open_result(result)
+        return True
 
     def _pay(self, info: dict[str, Any]) -> float:
         goal, bought = self._goal, self.visit.product

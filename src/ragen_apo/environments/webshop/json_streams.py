@@ -16,7 +16,6 @@ READ_CHARACTERS = 1 << 20
 MAX_RECORD_CHARACTERS = 1 << 24
 """A product's record is far smaller; a file that seems to have a larger one is malformed."""
 _BLANKS = " \t\r\n"
-_SEPARATORS = _BLANKS + ","
 
 
 def stream_json_array(path: Path) -> Iterator[tuple[Any, float]]:
@@ -43,18 +42,26 @@ def stream_json_object(path: Path) -> Iterator[tuple[tuple[str, Any], float]]:
 def _stream(path: Path, brackets: str, decode: Any) -> Iterator[tuple[Any, float]]:
     size = max(path.stat().st_size, 1)
     buffer, position, opened = "", 0, False
-    with path.open("rb") as file, io.TextIOWrapper(file, encoding="utf-8") as stream:
+    is_first, has_comma = True, False
+    with path.open("rb") as file, io.TextIOWrapper(file, encoding="utf-8-sig") as stream:
         while True:
-            position = _skip(buffer, position, _SEPARATORS)
+            position = _skip(buffer, position, _BLANKS)
             following = buffer[position : position + 1]
             if following and not opened:
                 if following != brackets[0]:
                     raise ValueError(f"expected {brackets[0]} at its beginning, got {following!r}")
                 opened, position = True, position + 1
                 continue
-            if following == brackets[1]:
+            if following == brackets[1] and not has_comma:
                 _expect_blanks(buffer[position + 1 :], stream)
                 return
+            if following and not (is_first or has_comma):
+                if following != ",":
+                    raise ValueError(f"expected a comma between its values, got {following!r}")
+                has_comma, position = True, position + 1
+                continue
+            if following and following in f",{brackets[1]}":
+                raise ValueError(f"expected a value, got {following!r}")
             try:
                 value, end = decode(buffer, position)
             except json.JSONDecodeError:
@@ -65,7 +72,7 @@ def _stream(path: Path, brackets: str, decode: Any) -> Iterator[tuple[Any, float
                 raise ValueError("a value in it is nested too deep") from None
             if end < len(buffer):
                 yield value, file.tell() / size
-                position = end
+                is_first, has_comma, position = False, False, end
             else:  # A value that ends with what was read may go on.
                 buffer, position = buffer[position:] + _read_more(stream, len(buffer) - position), 0
 

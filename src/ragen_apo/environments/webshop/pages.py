@@ -13,6 +13,7 @@ from ragen_apo.environments.tools import Tool
 from ragen_apo.environments.webshop.views import (
     MAX_COMPACT_TEXT,
     SEPARATOR,
+    ProductView,
     Views,
     button,
     lines,
@@ -72,7 +73,7 @@ def product_name(visit: Visit, product: int, views: Views, mode: ObservationMode
     for num_words in range(MIN_TITLE_WORDS, MAX_TITLE_WORDS + 1):
         name = " ".join(view.title_words[:num_words])
         is_shown = view.in_results_compact.startswith(name) and not set(name) & _BRACKETS
-        if is_shown and visit.shown_as(name, views) == product:
+        if is_shown and visit.result_named(name, views) == product:
             return name
     return str(visit.results.index(product) + 1)
 
@@ -188,9 +189,16 @@ def _compact_item(visit: Visit, views: Views) -> list[str]:
     view = views(visit.product)
     if not visit.selected:
         return [view.item_compact, *(["Selected: nothing"] if view.option_names else [])]
-    selected = ", ".join(f"{name} = {value}" for name, value in visit.selected.items())
     still_open = [line for name, line in view.option_lines_compact if name not in visit.selected]
-    return [f"Selected: {selected}", *still_open]
+    return [f"Selected: {_selection(visit, view)}", *still_open]
+
+
+def _selection(visit: Visit, view: ProductView) -> str:
+    """The selected options in the product's order: in whatever order they were selected, the same
+    selections are the same state.
+    """
+    names = [name for name in view.product.options if name in visit.selected]
+    return ", ".join(f"{name} = {visit.selected[name]}" for name in names)
 
 
 def compact_actions(visit: Visit, views: Views) -> str:
@@ -232,10 +240,10 @@ def _done_nodes(asin: str, selected: dict[str, str], reward: float) -> list[str]
 def render_done(visit: Visit, mode: ObservationMode, views: Views, reward: float) -> str:
     """The page after a purchase."""
     assert visit.product is not None
-    asin = views(visit.product).product.asin
+    view = views(visit.product)
+    asin = view.product.asin
     if mode is ObservationMode.COMPACT:
-        selected = ", ".join(f"{name} = {value}" for name, value in visit.selected.items())
-        with_options = f" with {selected}" if selected else ""
+        with_options = f" with {_selection(visit, view)}" if visit.selected else ""
         return f"Bought {asin}{with_options}. Score: {reward:.3g} of 1."
     texts = _done_nodes(asin, visit.selected, reward)
     return plain(texts) if mode is ObservationMode.TEXT else lines(texts)

@@ -92,9 +92,12 @@ def wanted_option_text(option: tuple[str, str], variant: RewardVariant) -> str:
     return next((color for color in COLOR_WORDS if color in option), str(option))
 
 
-def option_matches(wanted: str, selected: Iterable[str]) -> bool:
+def option_matches(wanted: str, selected: Iterable[str], variant: RewardVariant) -> bool:
     """One of the selected values is nearly the wanted one."""
-    return any(token_set_ratio(normalize_color(v), wanted) > MATCH_ABOVE for v in selected)
+    values = [normalize_color(value) for value in selected]
+    if variant is RewardVariant.CORRECTED and wanted in values:
+        return True  # also where the ratio leaves out all that it has, as it does with signs
+    return any(token_set_ratio(value, wanted) > MATCH_ABOVE for value in values)
 
 
 @dataclass(frozen=True)
@@ -123,7 +126,9 @@ class RewardRule:
         num_attributes, num_options = len(goal.attributes), len(goal.options)
         attributes = sum(attribute_matches(attribute, bought) for attribute in goal.attributes)
         options = sum(
-            option_matches(wanted_option_text(option, self.variant), selected.values())
+            option_matches(
+                wanted_option_text(option, self.variant), selected.values(), self.variant
+            )
             for option in goal.options
         )
         total = num_attributes + num_options + 1

@@ -21,6 +21,7 @@ BACK_TO_SEARCH: Final = "back to search"
 NEXT_PAGE: Final = "next >"
 PREVIOUS: Final = "< prev"
 BUY_NOW: Final = "buy now"
+_RESULTS_BUTTONS = (BACK_TO_SEARCH, NEXT_PAGE, PREVIOUS)
 SUB_PAGES: Final = {"description": "Description", "features": "Features", "reviews": "Reviews"}
 
 
@@ -62,7 +63,9 @@ def parse_plain_action(action: str) -> tuple[str, str] | None:
     if found is not None and not found[2].startswith("["):
         return found[1].lower(), found[2].strip().lower()
     parsed = parse_action(action)
-    return parsed and (parsed[0].strip().lower(), parsed[1].strip())
+    if parsed is None or not parsed[1].strip():
+        return None
+    return parsed[0].strip().lower(), parsed[1].strip()
 
 
 @dataclass
@@ -107,6 +110,18 @@ class Visit:
         matching = [n for n in self.shown if views(n).title_words[: len(words)] == words]
         return matching[0] if len(matching) == 1 else None
 
+    def result_named(self, target: str, views: Views) -> int | None:
+        """The product that `target` names on the open results page in `compact`: by its rank, its
+        id or the start of its title. None for what is a button there.
+        """
+        if self.page is not Page.RESULTS or target in _RESULTS_BUTTONS:
+            return None
+        ranked = self.shown_at(target)
+        if ranked is not None:
+            return ranked
+        linked = self._linked(target, views)
+        return self.shown_as(target, views) if linked is None else linked
+
     def select_numbered(self, number: str, views: Views) -> bool:
         """Selects the option of the open item page with this number, `#1` the first of all groups.
 
@@ -130,6 +145,11 @@ class Visit:
         self.query = query
         self.results = catalog.search(query)
         self._open_results(1)
+
+    def open_result(self, product: int) -> None:
+        """Opens the item page of a product of the open results page."""
+        self.page, self.product = Page.ITEM, product
+        self.opened.add(product)
 
     def click(self, target: str, views: Views) -> bool:
         """Follows a click; False, and nothing changes, where the page does not offer it."""
@@ -167,12 +187,15 @@ class Visit:
         if target == PREVIOUS and self.page_number > 1:
             self._open_results(self.page_number - 1)
             return True
-        for number in self.shown:
-            if views(number).link == target:
-                self.page, self.product = Page.ITEM, number
-                self.opened.add(number)
-                return True
-        return False
+        linked = self._linked(target, views)
+        if linked is None:
+            return False
+        self.open_result(linked)
+        return True
+
+    def _linked(self, target: str, views: Views) -> int | None:
+        """The first product of the open results page with this id."""
+        return next((number for number in self.shown if views(number).link == target), None)
 
     def _click_on_item(self, target: str, views: Views) -> bool:
         assert self.product is not None
