@@ -72,6 +72,12 @@ def test_a_policy_plays_every_mode_alike(make: Make, mode: str, name: str) -> No
     assert scores(make(observation=mode), name, 10) == scores(make(), name, 10)
 
 
+def test_the_forgetful_shopper_errs_in_no_request_that_reading_cannot_meet(make: Make) -> None:
+    """What people write names no options in a form that `careful` reads."""
+    environment = make(data="generated:1000", goals="human")
+    assert scores(environment, "forgetful") == scores(environment, "teacher")
+
+
 def test_the_oracle_reaches_one_on_the_real_data(make_real: Make) -> None:
     assert success(scores(make_real(reward="corrected"), "oracle", 60)) >= 0.95
 
