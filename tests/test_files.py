@@ -218,6 +218,12 @@ class TestJsonLines:
         path.write_bytes(b'{"step": 1}\n' + end)
         assert read_json_lines(path) == [{"step": 1}]
 
+    def test_a_last_line_that_is_whole_and_damaged_is_an_error(self, tmp_path: Path) -> None:
+        path = tmp_path / "metrics.jsonl"
+        path.write_bytes(b'{"step": 1}\n{"step": 2,,}\n')
+        with pytest.raises(RunDirectoryError, match="line 2 is not JSON"):
+            read_json_lines(path)
+
     def test_all_rows_are_replaced_at_once(self, tmp_path: Path) -> None:
         path = tmp_path / "metrics.jsonl"
         append_json_line(path, {"step": 9})

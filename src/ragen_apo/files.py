@@ -366,13 +366,14 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
     """
     if not path.exists():
         return []
-    lines = path.read_bytes().splitlines()
+    content = path.read_bytes()
+    lines = content.splitlines()
     rows: list[dict[str, Any]] = []
     for number, line in enumerate(lines, 1):
         try:
             row = parse_json(line)
         except ValueError as error:
-            if number == len(lines):
+            if number == len(lines) and not content.endswith(b"\n"):
                 break
             raise broken_line(path, number, f"is not JSON ({error})") from error
         if not isinstance(row, dict):

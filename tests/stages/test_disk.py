@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,30 @@ def test_models_and_checkpoints_are_as_large_as_planned(
 
 
 @pytest.mark.slow
+def test_a_lagged_copy_has_the_frozen_embeddings_as_well(
+    qwen_folder: Path, algorithm_runs: AlgorithmRuns, tmp_path: Path
+) -> None:
+    keys = (f"--policy.path={qwen_folder}", "--policy.freeze_embeddings=true", "--algorithm.lag=3")
+    config = algorithm_runs.config("oapl", *keys, "--training.max_steps=1")
+    run = factories.run(config, tmp_path / "run")
+    planned = plan(config, run.policy, run.path)
+    require_near(weights_in(list_checkpoints(run.checkpoints)[-1]), planned.checkpoint)
+
+
+def test_references_that_no_plan_counts_take_no_room_from_what_is_planned(
+    qwen_folder: Path, tmp_path: Path
+) -> None:
+    """`reference.refresh_max_kl` may ask for any number of them."""
+    config = factories.config("--reference.refresh_every_steps=null", "--training.max_steps=6")
+    missing = plan(config, qwen_folder, tmp_path).missing
+    for version in range(5):
+        folder = tmp_path / "references" / str(version)
+        shutil.copytree(qwen_folder, folder)
+    after = plan(config, qwen_folder, tmp_path)
+    assert missing - after.missing == pytest.approx(after.model, abs=HEADERS)
+
+
+@pytest.mark.slow
 def test_a_whole_run_has_as_many_models_as_planned(finished_run: Path, tmp_path: Path) -> None:
     run, config = RunDirectory(finished_run), load_config(RunDirectory(finished_run).config)
     planned = plan(config, run.policy, tmp_path)
@@ -76,6 +101,7 @@ def test_each_new_reference_is_a_model_but_for_one_after_the_last_step(
         return plan(factories.config(*keys), qwen_folder, tmp_path).num_models
 
     assert [models(steps) - models(None) for steps in (1, 2, 3, 5, 6)] == [5, 2, 1, 1, 0]
+    assert factories.config("--reference.refresh_every_steps=3").reference.num_after_steps(0) == 0
 
 
 def test_a_disk_without_room_is_refused_with_what_to_do(tmp_path: Path) -> None:

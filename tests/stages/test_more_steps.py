@@ -3,7 +3,7 @@
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -14,6 +14,7 @@ from ragen_apo.files import read_json_lines
 from ragen_apo.report.algorithm import circumstances
 from ragen_apo.report.load import load_run
 from ragen_apo.run_directory import RunDirectory
+from ragen_apo.stages import pipeline
 from ragen_apo.training.checkpoint import list_checkpoints
 from tests import factories
 from tests.command_line import Command, assert_refused, snapshot
@@ -161,6 +162,54 @@ def test_a_learning_rate_that_has_fallen_goes_on_as_that_of_the_longer_run_and_t
     assert rates[2:] == expected[2:]
     assert rates[1] < expected[1]
     assert any("its learning rate rose again" in each for each in circumstances(load_run(run.path)))
+
+
+def test_a_run_that_goes_on_again_names_every_number_of_steps_that_it_was_to_make(
+    command: Command, algorithm_runs: AlgorithmRuns, tmp_path: Path
+) -> None:
+    config = algorithm_runs.config("grpo", "--optimizer.schedule=linear", "--training.max_steps=1")
+    run = factories.run(config, tmp_path / "run")
+    go_on(run.path, 2)
+    result = command("train", "--run-dir", run.path, "--resume", "--training.max_steps", 3)
+    assert "max_steps was 1 and 2 and is 3: the learning rate" in " ".join(result.out.split())
+
+
+@pytest.mark.parametrize("killed_in", ["describe_servers", "set_results_aside"])
+def test_a_run_of_no_steps_that_is_given_some_has_not_made_them_if_it_is_interrupted(
+    killed_in: str,
+    algorithm_runs: AlgorithmRuns,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = factories.changed(algorithm_runs.config("grpo"), "--training.max_steps=0")
+    run = factories.run(config, tmp_path / "none")
+
+    def interrupted(*_: Any, **__: Any) -> NoReturn:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(pipeline, killed_in, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            go_on(run.path, 4)
+    go_on(run.path, 4)
+    assert run.read_status()["went_on_after"] == [0]
+    assert run.earlier(0).exists()
+    assert_same_tensors(run.policy, algorithm_runs.finished("grpo").policy)
+
+
+def test_samples_that_were_added_to_stage_one_are_used_and_the_run_says_so(
+    command: Command, algorithm_runs: AlgorithmRuns, tmp_path: Path
+) -> None:
+    config = algorithm_runs.config("apo", "--training.max_steps=1", "--values.adaptive=false")
+    run = factories.run(config, tmp_path / "run")
+    (before,) = run.read_status()["samples_of_references"].values()
+    num_samples = 2 * config.values.num_samples
+    assert command("estimate-values", run.path, "--samples", num_samples).status == 0
+    result = command("train", "--run-dir", run.path, "--resume", "--training.max_steps", 2)
+    after = run.read_status()["samples_of_references"]["0"]
+    assert after == 2 * before
+    said = f"Stage 1 of reference 0 has {after} samples now, and had {before} when"
+    assert said in " ".join(result.out.split())
 
 
 def test_without_its_last_checkpoint_a_run_is_not_trained_again(run: Path) -> None:

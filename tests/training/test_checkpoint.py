@@ -1,6 +1,7 @@
 import errno
 import hashlib
 import json
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -257,6 +258,18 @@ def test_checkpoints_from_step_one_million_on_come_after_earlier_ones(tmp_path: 
     assert names(tmp_path) == ["4-training-1000000", "4-training-1000010"]
     loaded = load_latest_checkpoint(tmp_path, model=TiedModel())
     assert loaded is not None and loaded.step == 1_000_010
+
+
+def test_the_way_back_to_an_earlier_phase_is_said_whole(tmp_path: Path) -> None:
+    """Without metrics.jsonl Stage 2 begins again; with it the run would be refused."""
+    save(tmp_path, 2)
+    first = tmp_path / "4-training-000002"
+    shutil.copytree(first, tmp_path / "3-distillation-000007")
+    (first / "state.json").write_text("{")
+    with pytest.raises(
+        CheckpointError, match=r"\(3-distillation-000007\)\. Stage 2 begins .*: move metrics.jsonl"
+    ):
+        load_latest_checkpoint(tmp_path, model=TiedModel())
 
 
 # Damage: nothing is taken that was not written

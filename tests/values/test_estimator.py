@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from ragen_apo.values.estimator import (
     SampleSchedule,
     effective_sample_size,
+    optimal_policy_weights,
     soft_value,
     success_rate_error,
 )
@@ -145,6 +146,9 @@ def test_the_limits_of_the_effective_sample_size_have_names():
     returns = [0.0, 1.0, 1.0]
     assert effective_sample_size(returns, beta=math.inf) == 3
     assert effective_sample_size(returns, beta=0) == 2
+    in_another_order = [0.1 + 0.2 + 0.7, 0.7 + 0.2 + 0.1, 0.0]  # equal but for rounding
+    assert in_another_order[0] != in_another_order[1]
+    assert optimal_policy_weights(in_another_order, beta=0).tolist() == [1.5, 1.5, 0.0]
     assert effective_sample_size(returns, beta=5e-324) == 2
     assert effective_sample_size([2.0, 2.0], beta=0.5) == pytest.approx(2)
     with pytest.raises(ValueError, match="beta must be"):

@@ -76,7 +76,7 @@ class ReferenceConfig(Section):
     def num_after_steps(self, max_steps: int) -> int:
         """New references that refresh_every_steps makes in so many steps; none after the last."""
         steps = self.refresh_every_steps
-        return 0 if steps is None else (max_steps - 1) // steps
+        return 0 if steps is None else max(max_steps - 1, 0) // steps
 
     @model_validator(mode="after")
     def _samples_are_of_something(self) -> ReferenceConfig:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import time
 
 import torch
@@ -39,9 +38,8 @@ def say_if_cores_are_crowded(session: Session) -> None:
         )
     else:
         return
-    command = f"ragen-apo train --run-dir {shlex.quote(str(session.run.path))} --resume"
-    if session.ranks.size > 1:
-        command = "torchrun with --resume"
+    alone = session.ranks.size == 1
+    command = session.run.resume_command if alone else "torchrun with --resume"
     session.progress.say(
         f"{why} Stop this run and go on with fewer: {command} --machine.num_threads {better}"
     )

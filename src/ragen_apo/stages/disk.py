@@ -88,14 +88,15 @@ def plan_disk(
         ever += config.warm_start.demonstrations.num_steps > 0
     if not only_reference:
         training = config.training
-        num_models += 1 + config.reference.num_after_steps(training.max_steps)
+        planned = 1 + config.reference.num_after_steps(training.max_steps)
+        num_models += max(planned, len(list(folder.glob("references/*/"))))
         num_models += config.distillation.enabled
         ever += math.ceil(training.max_steps / training.checkpoint_every)
         ever += config.distillation.enabled
         if config.algorithm.traits.has_critic:
             checkpoint *= 2
         if config.algorithm.keeps_a_copy:
-            checkpoint += sizes.learned
+            checkpoint += sizes.kept
     return DiskPlan(
         num_models=num_models,
         model=sizes.weights,

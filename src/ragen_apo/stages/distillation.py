@@ -30,15 +30,13 @@ from ragen_apo.task_order import DrawOrder, missing_categories
 from ragen_apo.training.checkpoint import DISTILLATION
 from ragen_apo.types import Task, Trajectory, training_samples
 from ragen_apo.values.conditions import SamplingConditions
-from ragen_apo.values.estimator import optimal_policy_weights
+from ragen_apo.values.estimator import ROUNDING, optimal_policy_weights
 from ragen_apo.values.state_values import state_values, turn_weights
 from ragen_apo.values.store import ValueStore
 from ragen_apo.warm_start.batches import relabel, renamed_token_ids, sample_batches
 from ragen_apo.warm_start.supervised import SupervisedBatch, SupervisedPhase, run_supervised_phase
 
 WARMUP_STEPS = 3
-LEAST_DIFFERENCE = 1e-9
-"""Of returns that differ at beta 0: the sum of rewards in another order may round differently."""
 MIN_WEIGHT = 0.05
 """What weighs less is left out, as it costs an update as much as what weighs 1, the mean."""
 MIN_STATE_VISITS = 2
@@ -89,7 +87,6 @@ def distil(
         f"{counted(num_tasks(episodes), 'task')}, {counted(phase.num_steps, 'update')}"
     )
     run_supervised_phase(session, policy, phase, start=start)
-    policy.model.eval()
 
 
 def num_tasks(episodes: Sequence[WeightedEpisode]) -> int:
@@ -120,7 +117,7 @@ def weighted_episodes(
         episodes = store.trajectories(conditions, task.task_id)
         returns = [episode.episode_return for episode in episodes]
         is_solved = any(episode.success for episode in episodes)
-        least = max(settings.beta, LEAST_DIFFERENCE)
+        least = max(settings.beta, ROUNDING)
         if not is_solved and max(returns) - min(returns) < least:
             continue
         weights = optimal_policy_weights(returns, beta=settings.beta)

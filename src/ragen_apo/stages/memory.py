@@ -136,7 +136,8 @@ def plan_memory(
     weights, gathered = whole // num_shares, whole if num_shares > 1 else 0
     learned = _learned_bytes(model, frozen=config.policy.freeze_embeddings) // num_shares
     num_trained = 2 if algorithm.traits.has_critic else 1
-    own = weights * num_trained + (learned if algorithm.keeps_a_copy else 0)
+    copied = learned if has_adapters(model) else weights
+    own = weights * num_trained + (copied if algorithm.keeps_a_copy else 0)
     adam = 2 * learned * num_trained
     first_reference = 0 if has_adapters(model) else weights
     rules, max_steps = config.reference, config.training.max_steps

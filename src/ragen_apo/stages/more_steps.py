@@ -44,14 +44,22 @@ def require_possible_steps(session: Session) -> None:
 
 
 def changed_rates(session: Session) -> str | None:
-    """Says that the learning rates so far were those of another number of steps, if so."""
+    """Says that the learning rates so far were those of another number of steps, if so.
+
+    To be asked before the run's configuration is written anew.
+    """
     run, schedule = session.run, session.config.optimizer.schedule
     planned, wanted = _num_planned(run), session.config.training.max_steps
-    if schedule == "constant" or planned in (None, wanted) or _num_made(run) == 0:
+    if schedule == "constant" or planned is None or _num_made(run) == 0:
         return None
+    last = load_run_config(run.config).training.max_steps
+    others = {planned, *run.read_status().get("went_on_after", []), last} - {0, wanted}
+    if not others:
+        return None
+    before = " and ".join(map(str, sorted(others)))
     return (
-        f"{MAX_STEPS} was {planned} and is {wanted}: the learning rate has fallen as in a run of "
-        f"{planned} steps and goes on as in one of {wanted} (optimizer.schedule: {schedule}), so "
+        f"{MAX_STEPS} was {before} and is {wanted}: the learning rate has fallen as in a run of "
+        f"{before} steps and goes on as in one of {wanted} (optimizer.schedule: {schedule}), so "
         f"this run will not end like one that was to make {wanted} from the start"
     )
 
@@ -93,9 +101,12 @@ def set_results_aside(run: RunDirectory) -> tuple[int, Path]:
 
 
 def note_planned_steps(session: Session) -> None:
-    """Notes a changed number of steps, before the first of them: its learning rates are for it."""
+    """Notes a changed number of steps, before the first of them: its learning rates are for it.
+
+    Not while the run has a trained policy: the number says how many steps have led to that.
+    """
     run, wanted = session.run, session.config.training.max_steps
-    if _num_made(run) == 0 and _num_planned(run) != wanted:
+    if not run.policy.exists() and _num_made(run) == 0 and _num_planned(run) != wanted:
         noted = run.read_status()["configuration"]
         run.note(configuration=merge(noted, {"training": {"max_steps": wanted}}))
 

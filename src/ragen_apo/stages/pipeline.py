@@ -69,6 +69,7 @@ from ragen_apo.stages.origin import (
     require_same_origin,
     require_same_tasks,
 )
+from ragen_apo.stages.stored_values import note_samples
 from ragen_apo.stages.training import reference_model, run_stage_two
 from ragen_apo.stages.values import estimate_values, note_stage_one_tokens, note_values
 from ragen_apo.training.checkpoint import (
@@ -146,9 +147,9 @@ def _play_phases(session: Session, *, only_reference: bool, config_yaml: str | N
     _begin(session)
     tasks = session.training_tasks()
     policy, position = _loaded_policy(session, only_reference=only_reference)
-    _write_configuration(session, config_yaml)
     if session.ranks.is_first and (sentence := changed_rates(session)):
         session.progress.say(sentence)
+    _write_configuration(session, config_yaml)
     with session.tracking.running() if session.ranks.is_first else contextlib.nullcontext():
         _warm_start(session, policy, position)
         if only_reference:
@@ -161,6 +162,7 @@ def _play_phases(session: Session, *, only_reference: bool, config_yaml: str | N
             session.progress.say(sentence)
         if session.ranks.is_first and run.policy.exists():
             made, earlier = set_results_aside(run)
+            note_planned_steps(session)
             max_steps = session.config.training.max_steps
             session.progress.say(
                 f"{counted(made, 'step')} of {max_steps} are made; their policy, evaluation and "
@@ -324,10 +326,10 @@ def _resume(session: Session, policy: LanguageModel) -> Position:
         )
     position = loaded or Position(PHASES[0], 0)
     if session.ranks.is_first:
-        for old in list_checkpoints(run.checkpoints)[: -session.config.training.keep_checkpoints]:
-            remove(old)  # a kill came before, or within, their removal
         require_references(run, position)
         require_checkpoints(run, position)
+        for old in list_checkpoints(run.checkpoints)[: -session.config.training.keep_checkpoints]:
+            remove(old)  # a kill came before, or within, their removal
         _cut_back_curves(run, position, session.progress)
     if loaded:
         session.progress.say(f"continuing after {position.phase}, step {position.step}")
@@ -415,6 +417,7 @@ def _distillation(
     if not position.finished:
         with session.clock.timed(DISTILLATION):
             reference = reference_model(session, policy, version=0)
+            note_samples(session, reference, tasks, version=0)
             distil(session, policy, reference, tasks, start=position.step)
     if not session.has(run.distilled):
         session.save_model(policy, run.distilled)

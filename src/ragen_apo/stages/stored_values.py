@@ -14,6 +14,7 @@ from pydantic import TypeAdapter
 
 from ragen_apo.config.values import ValuesConfig
 from ragen_apo.errors import TrainingError
+from ragen_apo.plural import counted
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.session import Session
 from ragen_apo.stages.task_selection import select_stored_tasks
@@ -70,6 +71,35 @@ def reference_values(
         return session.ranks.from_first(stored, "values of the store", _REFERENCE_VALUES)
 
 
+def note_samples(
+    session: Session, reference: LanguageModel, tasks: Sequence[Task], *, version: int
+) -> None:
+    """Notes how many samples of these tasks are read under reference `version` from now on.
+
+    Says so where the run has read another number before: `ragen-apo estimate-values` adds some.
+    Values, chosen tasks and what is imitated come of all of them.
+    """
+    if not session.config.has_stage_one:
+        return
+    conditions = session.conditions(reference)
+    if not session.ranks.is_first:
+        return
+    with session.value_store() as store:
+        returns = store.returns_by_task(conditions)
+    num_samples = sum(len(returns.get(task.task_id, ())) for task in tasks)
+    noted = session.run.read_status().get("samples_of_references", {})
+    before = noted.get(str(version))
+    if before == num_samples:
+        return
+    if before is not None:
+        session.progress.say(
+            f"Stage 1 of reference {version} has {counted(num_samples, 'sample')} now, and had "
+            f"{before} when this run read it before. All are used from here on, so the run will "
+            "not end like one that had the same samples throughout"
+        )
+    session.run.note(samples_of_references={**noted, str(version): num_samples})
+
+
 def selected_tasks(
     session: Session, reference: LanguageModel, tasks: Sequence[Task], *, version: int = 0
 ) -> Sequence[Task]:
@@ -114,8 +144,7 @@ def _selected_by_store(
             "warm-start longer or use a shaped reward; where most are always solved, use harder "
             "tasks; or set rollout_filter.zero_variance to keep. To go on with this run, add "
             f"samples to {whose}: `ragen-apo estimate-values {run} --samples N "
-            "--reference VERSION`, then --resume. The policy so far is the newest folder in "
-            f"{session.run.reference(0).parent}."
+            "--reference VERSION`, then --resume."
         )
     weights = session.environments.properties.category_weights
     if missing := missing_categories(selection.tasks, weights):

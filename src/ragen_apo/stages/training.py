@@ -16,7 +16,7 @@ from ragen_apo.session import Session
 from ragen_apo.stages.distillation import distil
 from ragen_apo.stages.early_stop import EarlyStop, EarlyStopWatch
 from ragen_apo.stages.origin import note_reference
-from ragen_apo.stages.stored_values import reference_values, selected_tasks
+from ragen_apo.stages.stored_values import note_samples, reference_values, selected_tasks
 from ragen_apo.stages.values import estimate_values, note_values
 from ragen_apo.training.checkpoint import (
     ALGORITHM_FILE,
@@ -99,6 +99,7 @@ def make_trainer(
             algorithm.load_state_tensors(algorithm_tensors(checkpoint))
     version = position.reference_version
     reference = reference_model(session, policy, version=version)
+    note_samples(session, reference, tasks, version=version)
     return Trainer(
         config,
         policy=policy,
@@ -277,6 +278,7 @@ def _refresh_reference(
         if session.config.has_stage_one:
             report = estimate_values(session, reference, tasks, version=version)
             note_values(session, report, version=version)
+            note_samples(session, reference, tasks, version=version)
         if session.config.distillation.enabled:
             with session.clock.timed(DISTILLATION):
                 distil(session, policy, reference, tasks, version=version)

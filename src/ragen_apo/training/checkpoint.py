@@ -199,13 +199,17 @@ def checkpoint_errors(path: Path, file: str | None = None) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, safetensors.SafetensorError) as error:
-        names = [each.name for each in list_checkpoints(path.parent)]
-        before = names[: names.index(path.name)] if path.name in names else []
+        checkpoints = list_checkpoints(path.parent)
+        before = checkpoints[: checkpoints.index(path)] if path in checkpoints else []
         way_out = (
-            f"Remove the folder to continue from the one before it ({before[-1]})."
-            if before
-            else "None is left before it: put an undamaged copy in its place, or start another run."
+            "None is left before it: put an undamaged copy in its place, or start another run."
         )
+        if before:
+            way_out = f"Remove the folder to continue from the one before it ({before[-1].name})."
+            if STAGE_TWO in path.name and STAGE_TWO not in before[-1].name:
+                way_out += (
+                    " Stage 2 begins again from there: move metrics.jsonl out of the run, too."
+                )
         raise CheckpointError(
             f"checkpoint {path} cannot be read: {file + ': ' if file else ''}{error}. Expected "
             f"the files of this run and model as they were written. {way_out}"

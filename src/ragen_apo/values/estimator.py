@@ -72,7 +72,7 @@ def _relative_weights(values: NDArray[np.float64], beta: float) -> NDArray[np.fl
     """exp(r / beta), divided by the largest of them."""
     below = values - values.max()
     if beta == 0:
-        return (below == 0).astype(np.float64)
+        return (below >= -ROUNDING).astype(np.float64)
     with np.errstate(over="ignore"):
         return np.exp(below / beta)
 
@@ -87,6 +87,9 @@ def _checked(returns: ArrayLike, beta: float) -> NDArray[np.float64]:
         raise ValueError(f"beta must be 0, positive or inf, got {beta}")
     return values
 
+
+ROUNDING = 1e-9
+"""Returns no further apart are equal: a sum of rewards in another order rounds otherwise."""
 
 MAX_ERROR = 0.5
 """In units of beta1, a bound on the standard error of V_hat; met by p = 1/2 at N = 4."""

@@ -16,7 +16,7 @@ from ragen_apo.environments.human.recordings import Recording, select_recordings
 from ragen_apo.errors import EnvironmentDataError
 from ragen_apo.files import write_json_lines_atomically
 from ragen_apo.plural import counted
-from ragen_apo.session import Session
+from ragen_apo.session import Session, require_shared
 from ragen_apo.types import StopReason, Task, Trajectory
 
 
@@ -31,6 +31,7 @@ def recorded_demonstrations(
     """
     keep_recordings(session, path)
     session.has(session.run.recordings)  # the other ranks wait for it
+    require_shared(session.run.recordings, session.ranks)
     chosen = select_recordings(session.run.recordings, session.environments)
     return [_play_again(recording, session, context) for recording in chosen.recordings]
 
