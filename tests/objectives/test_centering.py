@@ -198,8 +198,31 @@ def test_the_line_is_the_least_squares_fit_to_the_other_rows() -> None:
         others = present_BS.clone()
         others[row] = False
         slope, start = np.polyfit(values_BS[others].numpy(), residual_BS[others].numpy(), 1)
-        expected = start + slope * values_BS[row]
+        own = values_BS[row].clamp(values_BS[others].min(), values_BS[others].max())
+        expected = start + slope * own
         torch.testing.assert_close(offset_BS[row], expected, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("is_solved", [True, False])
+def test_a_value_far_from_the_others_gets_no_offset_beyond_their_range(is_solved: bool) -> None:
+    """One task of 32 that the reference solved, or one that it failed: read at its V*, a line
+    through the others' narrow range would say many times the largest return."""
+    draws = torch.Generator().manual_seed(0)
+    narrow_B1 = 0.05 * torch.rand(32, 1, generator=draws, dtype=torch.float64)
+    values_B1 = narrow_B1 - 0.05 if is_solved else 1 - narrow_B1
+    values_B1[7] = 1.0 if is_solved else 0.0
+    returns_B1 = (torch.rand(32, 1, generator=draws) < 0.5).double()
+    residual_B1 = returns_B1 - values_B1
+    present_B1 = torch.ones(32, 1, dtype=torch.bool)
+    slope, start = np.polyfit(np.delete(values_B1.numpy(), 7), np.delete(residual_B1.numpy(), 7), 1)
+    assert abs(start + slope * values_B1[7]) > 2
+    offset_B1 = line(residual_B1, values_B1, present_B1)
+    assert offset_B1.abs().max() < 1
+    centred, fitted = (
+        (residual_B1 - offset)[:, 0].square().mean()
+        for offset in (of_others(residual_B1, values_B1, present_B1), offset_B1)
+    )
+    assert fitted < 1.3 * centred
 
 
 def test_of_equal_values_the_line_is_the_mean() -> None:
@@ -232,7 +255,9 @@ def test_values_far_from_zero_have_a_slope(middle: float, spread: float) -> None
     residual_B1 = 2 * (values_B1 - middle)
     present_BS = torch.ones(8, 1, dtype=torch.bool)
     offset = line_of_others(residual_B1, values_BS=values_B1, present_BS=present_BS)
-    torch.testing.assert_close(offset, residual_B1, rtol=0, atol=1e-2 * spread)
+    second, last_but_one = values_B1.sort(dim=0).values[[1, -2]]  # the ends are read there
+    expected = 2 * (values_B1.clamp(second, last_but_one) - middle)
+    torch.testing.assert_close(offset, expected, rtol=0, atol=1e-2 * spread)
 
 
 @pytest.mark.parametrize("size", [3, 16, 64])

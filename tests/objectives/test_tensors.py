@@ -55,7 +55,6 @@ def test_group_statistics_equal_those_of_the_standard_library(entries):
     for i, (group, x) in enumerate(entries):
         own = members[group]
         std = statistics.stdev(own) if len(own) > 1 else 0.0
-        assert result.mean[i].item() == pytest.approx(statistics.fmean(own), abs=1e-10)
         assert result.deviation[i].item() == pytest.approx(x - statistics.fmean(own), abs=1e-10)
         assert result.std[i].item() == pytest.approx(std, abs=1e-6)
         assert result.size[i].item() == len(own)

@@ -13,7 +13,7 @@ from ragen_apo.config.policy import LoraConfig
 from ragen_apo.errors import ConfigError
 from ragen_apo.policy import attention
 from ragen_apo.policy.language_model import LanguageModel, load_language_model
-from ragen_apo.policy.lora import add_adapters
+from ragen_apo.policy.lora import add_adapters, trained_tensors
 from ragen_apo.policy.scoring import score_tokens
 from ragen_apo.stages import memory
 from ragen_apo.stages.memory import MemoryPlan, Peak, plan_memory
@@ -46,11 +46,18 @@ def test_a_critic_is_trained_like_the_policy(model: LanguageModel) -> None:
     assert plan(model, "--algorithm=ppo").certain == (1 + 2 + 6) * size(model)
 
 
-def test_a_lagged_policy_is_a_copy_of_what_is_trained(model: LanguageModel) -> None:
+@pytest.mark.parametrize("has_adapters", [False, True])
+def test_a_lagged_policy_is_a_copy_of_adapters_or_of_all_weights(
+    model: LanguageModel, has_adapters: bool
+) -> None:
+    """As `OaplAlgorithm` keeps it: with frozen embeddings, if there are no adapters."""
     frozen = ("--algorithm=oapl", "--policy.freeze_embeddings=true")
+    if has_adapters:
+        add_adapters(model.model, LoraConfig(rank=2), seed=0)
     alone = peak(model, "updates", *frozen)
     lagged = peak(model, "updates", *frozen, "--algorithm.lag=2")
-    assert lagged.models - alone.models == alone.training_state // 3 > 0
+    copied = sum(tensor.numel() * 4 for tensor in trained_tensors(model.model).values())
+    assert lagged.models - alone.models == copied > 0
 
 
 def test_frozen_embeddings_are_not_trained(model: LanguageModel) -> None:

@@ -86,6 +86,17 @@ def test_returns_that_have_nothing_to_do_with_the_states_are_not_explained() -> 
     )
 
 
+def test_a_beta_far_above_the_returns_is_the_mean_and_not_a_perfect_fit() -> None:
+    """The variance of exp(G / beta) is then a rest of rounding, of which nothing is unexplained."""
+    features, _ = tasks()
+    returns = (np.random.default_rng(3).random(len(features)) < 0.4).astype(float)
+    huge, mean = fitted(returns, features, 1e8), fitted(returns, features, math.inf)
+    assert huge == mean
+    assert huge.unexplained > 0.95
+    low, high = (fitted(1e3 * returns, features, beta) for beta in (1e8, 1e6))
+    assert values_of(low, features) == pytest.approx(values_of(high, features), abs=1)
+
+
 @pytest.mark.parametrize("beta", [0.001, 0.5, math.inf])
 def test_values_lie_between_the_lowest_and_the_highest_return(beta: float) -> None:
     """exp((G - highest) / beta) of a failure may be 0 in float64; f is negative in places, and

@@ -195,8 +195,9 @@ def _values_of(configs: Mapping[str, RunConfig]) -> dict[str, str]:
         if not config.has_stage_one or config.values.store or config.reference.is_refreshed:
             continue
         same = (config.machine, config.environment, config.agent, config.rollouts)
-        same += (config.sampling, config.values)
-        key = json.dumps([*(each.model_dump() for each in same), config.training.max_tasks])
+        same += (config.sampling,)
+        values = config.values.model_dump(include={"num_samples", "adaptive", "max_samples"})
+        key = json.dumps([*(e.model_dump() for e in same), values, config.training.max_tasks])
         if (first := firsts.setdefault(key, name)) != name:
             found[name] = first
     return found

@@ -134,7 +134,7 @@ def explanation(measurements: Sequence[Measurement], *, settings: ComparisonConf
         " evaluations." + costs,
         f"{percent(common)} is what every run reached.",
         "Mean success: area under the curve of success against tokens, up to"
-        f" {counted(shortest, 'token')}, where the shortest run ends.",
+        f" {counted(shortest, 'token')}, where the curve of the shortest run ends.",
         "Costs of a target are those of the first evaluation that reaches it, in the seeds that"
         " do.",
         "The 95% interval is that of one run, for the number of tasks that it was evaluated on: its"

@@ -177,10 +177,13 @@ def line_of_others(residual_BS: Tensor, *, values_BS: Tensor, present_BS: Tensor
     happens with V* of few samples, and with V* of a reference that the policy has left behind.
     `mean_of_others` is the line with c = 0.
 
-    The expected gradient does not change, as with `mean_of_others`: a and c are made of other rows,
-    and V was known before the row's own tokens were sampled. c is 0 if all V of the others are the
-    same. Control variates with a fitted coefficient: Glasserman, Monte Carlo Methods in Financial
-    Engineering, section 4.1. Raises ValueError where `mean_of_others` does.
+    The line is read within the range of the others' V: an own V far outside a narrow range would
+    make an offset of many times the residuals.
+
+    The expected gradient does not change, as with `mean_of_others`: a, c and the range are made of
+    other rows, and V was known before the row's own tokens were sampled. c is 0 if all V of the
+    others are the same. Control variates with a fitted coefficient: Glasserman, Monte Carlo Methods
+    in Financial Engineering, section 4.1. Raises ValueError where `mean_of_others` does.
     """
     # In float64 and around the means of all rows: equal values have a variance of 0 to 1e-30.
     middle = residual_BS[present_BS].double().mean()
@@ -196,8 +199,19 @@ def line_of_others(residual_BS: Tensor, *, values_BS: Tensor, present_BS: Tensor
     rest = rest.maximum(ROUNDING_SHARE * values_BS[present_BS].double().square().mean())
     is_spread_B = variance_B > rest
     slope_B = torch.where(is_spread_B, covariance_B / variance_B, 0.0)
-    rise_BS = slope_B[:, None] * (value_BS - mean_value_B[:, None])
+    lowest_B = _least_of_others(torch.where(present_BS, value_BS, math.inf).amin(dim=1))
+    highest_B = -_least_of_others(-torch.where(present_BS, value_BS, -math.inf).amax(dim=1))
+    read_BS = value_BS.clamp(lowest_B[:, None], highest_B[:, None])
+    rise_BS = slope_B[:, None] * (read_BS - mean_value_B[:, None])
     return (middle + mean_centred_B[:, None] + rise_BS).to(residual_BS.dtype)
+
+
+def _least_of_others(numbers_B: Tensor) -> Tensor:
+    """For each of at least two numbers the smallest of the others [B]."""
+    least = numbers_B.topk(2, largest=False)
+    result_B = least.values[0].expand_as(numbers_B).clone()
+    result_B[least.indices[0]] = least.values[1]
+    return result_B
 
 
 def regression_loss(

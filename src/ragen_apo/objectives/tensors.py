@@ -141,7 +141,6 @@ class GroupStatistics:
 
     deviation: Tensor
     """The entry minus the mean of its group; exactly 0 in a group whose entries are equal."""
-    mean: Tensor
     std: Tensor
     """Square root of the sum of squared deviations over size - 1; 0 for a group of one."""
     size: Tensor
@@ -152,7 +151,7 @@ class GroupStatistics:
 
 
 def group_statistics(values_N: Tensor, *, group_N: Tensor) -> GroupStatistics:
-    """Mean, deviation and sample standard deviation within groups of any size and order.
+    """Deviation from the mean and sample standard deviation in groups of any size and order.
 
     `group_N` holds int64 ids, any integers. Carries no gradient. Raises ValueError for entries that
     are not finite, shapes that differ and no entries.
@@ -172,7 +171,6 @@ def group_statistics(values_N: Tensor, *, group_N: Tensor) -> GroupStatistics:
     std_G = (squares_G / (size_G - 1).clamp(min=1)).sqrt()
     return GroupStatistics(
         deviation=deviation_N,
-        mean=(lowest_G + above_mean_G)[member_N],
         std=std_G[member_N],
         size=size_G[member_N],
     )

@@ -100,13 +100,17 @@ def make_trainer(
     version = position.reference_version
     reference = reference_model(session, policy, version=version)
     note_samples(session, reference, tasks, version=version)
+    by_regression = config.needs_values and config.values.estimator == "regression"
+    # The values of later references are timed with their making.
+    with session.clock.timed("stage 1") if by_regression else contextlib.nullcontext():
+        values = reference_values(session, reference, tasks)
     return Trainer(
         config,
         policy=policy,
         reference=reference,
         proxy=session.proxy(policy),
         tasks=selected_tasks(session, reference, tasks, version=version),
-        values=reference_values(session, reference, tasks),
+        values=values,
         algorithm=algorithm,
         optimizer=optimizer,
         ahead=rollouts_ahead(config, algorithm, session.environments, progress=session.progress),

@@ -70,10 +70,10 @@ def effective_sample_size(returns: ArrayLike, *, beta: float) -> float:
 
 def _relative_weights(values: NDArray[np.float64], beta: float) -> NDArray[np.float64]:
     """exp(r / beta), divided by the largest of them."""
-    below = values - values.max()
-    if beta == 0:
-        return (below >= -ROUNDING).astype(np.float64)
     with np.errstate(over="ignore"):
+        below = values - values.max()
+        if beta == 0:
+            return (below >= -ROUNDING).astype(np.float64)
         return np.exp(below / beta)
 
 

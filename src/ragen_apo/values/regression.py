@@ -9,8 +9,8 @@ or not. Pure. What is said of states below holds for moves as well.
 G is the return-to-go, and f is linear in random Fourier features (Rahimi and Recht, "Random
 Features for Large-Scale Kernel Machines", 2007): an approximate kernel ridge regression, solved in
 closed form. E[exp(G / beta) | s] minimises the expected square. So V_hat(s) approaches V*(s) as far
-as the features tell states apart. One sample of each task serves all tasks. In the sum all tasks
-have equal weight, however often each was sampled.
+as the features tell states apart. One sample of each task serves all tasks. How often a task was
+sampled does not matter in the sum. How long its episodes are does: each state counts.
 
 Axes: N states, H numbers of a state, D random features.
 """
@@ -42,6 +42,9 @@ MAX_ROWS = 4096
 """States whose random features are in memory at a time."""
 MIN_VARIANCE = 1e-12
 """A smaller variance of what is predicted is rounding."""
+MIN_SPREAD = 1e-5
+"""Of returns, in units of beta. Below it V* is their mean to five digits of the spread, and the
+variance of exp(G / beta) is lost in rounding."""
 MIN_DEVIATION = 1e-6
 """Of a number that is nearly the same in all states, such as one that the model does not use."""
 
@@ -155,6 +158,8 @@ def fit_values(
     if not (features_NH.isfinite().all() and target_N.isfinite().all()):
         raise ValueError("features and returns must be finite")
     highest, lowest = float(target_N.max()), float(target_N.min())
+    if highest - lowest < MIN_SPREAD * beta:
+        beta = math.inf
     if not math.isinf(beta):
         target_N = ((target_N - highest) / beta).exp()
     mean_H = features_NH.mean(0, dtype=torch.float64)

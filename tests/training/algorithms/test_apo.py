@@ -122,8 +122,28 @@ def test_a_fitted_step_subtracts_the_line_through_the_others(
     for index, value in enumerate(values):
         rows = [row for row in range(len(values)) if row != index]
         fit = np.polyfit([values[row] for row in rows], [residuals[row] for row in rows], 1)
-        expected.append(float(np.polyval(fit, value)))
+        others = [values[row] for row in rows]
+        expected.append(float(np.polyval(fit, np.clip(value, min(others), max(others)))))
     assert first_offsets(seen.targets).tolist() == pytest.approx(expected, abs=1e-4)
+
+
+def test_a_kl_penalty_is_subtracted_from_as_a_larger_beta2_is(session: Session) -> None:
+    """Else the common part of the penalty would push every trajectory down."""
+    keys = ["--algorithm.center_residuals=true", "--training.tasks_per_step=4"]
+    larger, penalised, without = (
+        first_offsets(
+            step_without_update(
+                trainer_of(session, "apo", *keys, *own), returns=[0.4, -0.3, 0.1, 1.0]
+            ).targets
+        )
+        for own in (
+            ["--algorithm.beta2=0.5"],
+            ["--algorithm.beta2=0.2", "--algorithm.kl_coefficient=0.3"],
+            ["--algorithm.beta2=0.2"],
+        )
+    )
+    torch.testing.assert_close(penalised, larger)
+    assert not torch.equal(without, larger)
 
 
 @pytest.mark.slow

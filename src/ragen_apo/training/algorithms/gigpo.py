@@ -46,7 +46,7 @@ class Gigpo(GroupConfig):
     }
     name: str = "gigpo"
     aggregation: Aggregation = "sequence_mean_token_mean"
-    """How token losses become one number; the default is what the algorithm's paper does."""
+    """How token losses become one number. By default all episodes weigh alike, as in GRPO."""
     gamma: Annotated[float, Field(ge=0, le=1)] = 0.95
     """Discount from turn to turn in what a turn is compared by."""
     states: TurnState = "key"
