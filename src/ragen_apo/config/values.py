@@ -27,7 +27,8 @@ class ValuesConfig(Section):
     """V* of a task or state from its own samples; or by regression on the reference's hidden states
     over all samples, which needs fewer of them and, with apo_turn, gives every turn a value."""
     baseline: Baseline = "v_star"
-    """What A*-PO subtracts from the return. mean and zero are ablations, which sample Stage 1 too."""
+    """What A*-PO subtracts from the return. mean and zero are ablations; they sample Stage 1 as
+    well."""
 
     @model_validator(mode="after")
     def _the_first_round_fits(self) -> ValuesConfig:
