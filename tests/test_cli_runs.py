@@ -8,12 +8,15 @@ from typing import Any
 
 import pytest
 
+import ragen_apo
+from ragen_apo.config import load_config
 from ragen_apo.config.load import YOUNG_KEYS
 from ragen_apo.config.overrides import merge, nested
 from ragen_apo.config.removed import REMOVED
 from ragen_apo.config.yaml_text import dump_yaml, parse_yaml
 from ragen_apo.files import read_json_lines, write_checksums
 from ragen_apo.stages.origin import may_change
+from tests import factories
 from tests.command_line import Command, assert_refused, snapshot
 from tests.sweeps import quick_first
 
@@ -429,3 +432,51 @@ def test_a_prompt_is_shown_token_by_token_with_its_mask(
     num_tokens, num_trained = map(int, opening.groups())
     assert len(lines) - first == num_tokens
     assert sum(line.split()[2] == "*" for line in lines[first:]) == num_trained > 0
+
+
+# What is missing or in the wrong place
+
+
+@pytest.mark.parametrize("verb", ["train", "warm-start"])
+def test_what_train_lacks_is_named(verb: str, command: Command, tmp_path: Path) -> None:
+    config = tmp_path / "tiny.yaml"
+    config.write_text(factories.TINY_CONFIG)
+    assert_refused(command(verb, "--config", config), "--run-dir is missing; say where the run is")
+    assert_refused(command(verb, config), f"--config is missing; write --config {config}")
+    assert_refused(command(verb, "--run-dir", tmp_path / "run"), "--config is missing; give a YAML")
+
+
+def test_a_folder_that_is_no_run_is_not_to_be_resumed(command: Command, run: Path) -> None:
+    result = command("train", "--config", run / "config.yaml", "--run-dir", run.parent)
+    assert_refused(result, "is not an empty directory. It is no run. Choose another --run-dir")
+    assert "--resume" not in result.message
+    result = command("train", "--config", run / "config.yaml", "--run-dir", run)
+    assert_refused(result, "Continue that run with --resume")
+
+
+def test_a_comparison_is_not_written_into_a_run(command: Command, run: Path) -> None:
+    file = run.parent / "compare.yaml"
+    file.write_text(f"base: {run / 'config.yaml'}\nseeds: [0]\nruns: {{a: {{}}}}\n")
+    before = snapshot(run)
+    result = command("compare", "--config", file, "--out", run)
+    assert_refused(result, "is a run, and a comparison has a folder of its own; give another --out")
+    assert snapshot(run) == before
+
+
+def test_a_tilde_is_the_users_folder(
+    command: Command, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shells leave it as it is in quotes and after `=`; a folder of that name would be a trap."""
+    monkeypatch.setenv("HOME", str(run.parent))
+    monkeypatch.chdir(tmp_path)
+    name = run.name
+    assert command("report", f"~/{name}").status == 0
+    result = command("train", f"--run-dir=~/{name}", f"--config=~/{name}/config.yaml")
+    assert_refused(result, f"{run} exists already")
+    assert ragen_apo.episodes(f"~/{name}")
+    config = load_config(
+        f"~/{name}/config.yaml", ["--policy.path=~/m", "--rollouts.model_folder=~/v"]
+    )
+    found = (config.policy.path, config.rollouts.model_folder)
+    assert found == (f"{run.parent}/m", f"{run.parent}/v")
+    assert not (tmp_path / "~").exists()

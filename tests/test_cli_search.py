@@ -206,7 +206,9 @@ def test_the_table_says_whose_episodes_a_full_context_has_cut_off(
     row = {"success_rate": 0.0, "avg_reward": 0.0, "avg_steps": 31.0, "episodes": 12}
     baselines = {"random": {**row, "episodes_out_of_context": 0}}
     results = {**row, "split": "test", "success_ci95": [0.0, 0.2], "baselines": baselines}
-    print_evaluation({**results, "episodes_out_of_context": 9}, policy="mine", whose="policy")
+    results |= {"episodes_out_of_context": 9, "pass_at_k": {"1": 0.25, "2": 0.5, "10": 0.75}}
+    print_evaluation(results, policy="mine", whose="policy")
     printed = capsys.readouterr().out
+    assert "sampled, mine: pass@1 25.0%, pass@2 50.0%, pass@10 75.0%" in printed
     assert "cut off because the context was full, mine: 9 of 12" in printed
     assert "full, random" not in printed

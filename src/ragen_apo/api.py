@@ -576,7 +576,7 @@ def _path(given: Run | Path | str, name: str) -> Path:
         return given.files.path
     if not isinstance(given, str | os.PathLike):
         raise ConfigError(f"{name}: got {shortened(repr(given), 80)}, expected a path")
-    return Path(given)
+    return Path(os.path.expanduser(given))
 
 
 def _files(run: Run | Path | str) -> RunDirectory:

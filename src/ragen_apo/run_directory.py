@@ -203,9 +203,14 @@ def create_run(path: Path, *, config_yaml: str) -> RunDirectory:
 def _require_free(run: RunDirectory) -> None:
     path, half_configs = run.path, partial_files(run.path, name=run.config.name)
     if path.exists() and (not path.is_dir() or {*path.iterdir()} - {run.lock, *half_configs}):
+        way_out = "It is no run. Choose another --run-dir, such as runs/mine"
+        if run.config.exists():
+            way_out = (
+                "Continue that run with --resume (in Python: resume=True), or choose another "
+                "--run-dir"
+            )
         raise RunDirectoryError(
-            f"{path} exists already and is not an empty directory. Continue that run with "
-            "--resume (in Python: resume=True), or choose another --run-dir; nothing was changed."
+            f"{path} exists already and is not an empty directory. {way_out}; nothing was changed."
         )
 
 

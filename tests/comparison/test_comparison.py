@@ -130,6 +130,8 @@ def test_a_run_whose_name_has_no_folder_of_its_own_is_refused(
     [
         ("base: base.yaml\nseeds: [0]\nruns: {a: {algorithm: x}}", "run 'a' cannot be used"),
         ("base: base.yaml\nseeds: []\nruns: {a: {}}", "seeds"),
+        ("base: base.yaml\nseeds: 3\nruns: {a: {}}", "got 3, expected a list of whole numbers at"),
+        ("base: base.yaml\nseeds: [x]\nruns: {a: {}}", "seeds.0: got 'x', expected a whole number"),
         ("base: base.yaml\nseeds: [0, 1, 0]\nruns: {a: {}}", "seeds: a seed is there twice"),
         (
             "base: base.yaml\nseeds: [0]\nruns: {a: {}, b: {evaluation: {split: train}}}",

@@ -156,7 +156,8 @@ def test_an_unknown_part_is_an_error_that_names_the_key_and_the_closest_environm
 
 def test_a_wrong_option_of_a_part_is_named_with_its_part() -> None:
     message = refusal({"shop": {"max_turn": 3, "num_products": 0}})
-    assert "environment.parts.shop.max_turn: unknown key" in message
+    told = "environment.parts.shop.max_turn: unknown key; did you mean"
+    assert f"{told} environment.parts.shop.max_turns?" in message
     assert "environment.parts.shop.num_products: got 0" in message
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import signal
 import stat
 import sys
@@ -48,7 +49,8 @@ def main() -> None:
     """The entry point: turns expected errors into messages and exit statuses."""
     try:
         with _terminable():
-            command, arguments, _ = app.parse_args(exit_on_error=False)
+            tokens = [_AT_HOME.sub(_expanded, token) for token in sys.argv[1:]]
+            command, arguments, _ = app.parse_args(tokens, exit_on_error=False)
             status = _without_exits(command, *arguments.args, **arguments.kwargs)
     except CycloptsError:
         sys.exit(2)  # it was printed; Cyclopts 4, for Python 3.10, would say 1
@@ -74,6 +76,14 @@ def main() -> None:
     else:
         if isinstance(status, int):
             sys.exit(status)
+
+
+_AT_HOME = re.compile(r"\A(--[\w.-]+=)?(~(?:/.*)?)\Z", re.DOTALL)
+"""An argument that is a path in the user's folder. Shells expand none in quotes or after `=`."""
+
+
+def _expanded(found: re.Match[str]) -> str:
+    return (found[1] or "") + os.path.expanduser(found[2])
 
 
 class _Terminated(KeyboardInterrupt):

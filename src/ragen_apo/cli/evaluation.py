@@ -270,6 +270,7 @@ def _extra_body(text: str | None) -> Mapping[str, Any]:
 
 def print_evaluation(results: Mapping[str, Any], *, policy: str, whose: str) -> None:
     """The table of an evaluation's results.json, and the interval of whose success it is."""
+    from ragen_apo.report.coverage import in_order_of_k
     from ragen_apo.report.style import measured
 
     policies = {policy: results, **results["baselines"]}
@@ -286,6 +287,9 @@ def print_evaluation(results: Mapping[str, Any], *, policy: str, whose: str) -> 
     for name, row in policies.items():
         if num_cut := row.get("episodes_out_of_context"):
             say(f"cut off because the context was full, {name}: {num_cut} of {row['episodes']}")
+    if pass_at := results.get("pass_at_k"):
+        shares = [f"pass@{k} {share:.1%}" for k, share in in_order_of_k(pass_at)]
+        say(f"sampled, {policy}: {', '.join(shares)}")
     low, high = results["success_ci95"]
     say(f"95% interval of the {whose}: {low:.1%} to {high:.1%}")
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 )
 def train(
     *overrides: Overrides,
-    run_dir: Path,
+    run_dir: Path | None = None,
     config: Path | None = None,
     resume: bool = False,
     evaluate: bool = True,
@@ -55,7 +55,7 @@ def train(
         overrides: Configuration keys to change, such as `--algorithm grpo --training.max_steps 20`;
             docs/configuration.md has all of them. With --resume some may change, such as
             --training.max_steps to train for longer (docs/troubleshooting.md).
-        run_dir: Where everything goes; must not exist yet, except with --resume.
+        run_dir: Where everything goes. Required; must not exist yet, except with --resume.
         config: A YAML file; see configs/. Not needed with --resume.
         resume: Continue the run in --run-dir where it stopped, with its own configuration.
         evaluate: Also evaluate the trained policy and write the report.
@@ -68,7 +68,7 @@ def train(
     if evaluate:
         evaluate_run(run)
         if this_worker().rank == 0:
-            report(run_dir)
+            report(run.files.path)
 
 
 @app.command(
@@ -79,7 +79,7 @@ def train(
 )
 def warm_start(
     *overrides: Overrides,
-    run_dir: Path,
+    run_dir: Path | None = None,
     config: Path | None = None,
     resume: bool = False,
     trust_remote_code: TrustRemoteCode = False,
@@ -89,7 +89,7 @@ def warm_start(
     Args:
         overrides: Configuration keys to change, such as `--warm_start.demonstrations.num_steps
             400`.
-        run_dir: Where everything goes; must not exist yet, except with --resume.
+        run_dir: Where everything goes. Required; must not exist yet, except with --resume.
         config: A YAML file; see configs/. Not needed with --resume.
         resume: Continue a warm start that was interrupted.
         trust_remote_code: With --resume: as for `train`.
@@ -100,7 +100,7 @@ def warm_start(
 
 def _train(
     overrides: tuple[str, ...],
-    run_dir: Path,
+    run_dir: Path | None,
     config: Path | None,
     resume: bool,
     trust_remote_code: bool,
@@ -117,7 +117,13 @@ def _train(
             "--policy.trust_remote_code true"
         )
     if config is None and not resume:
-        raise ConfigError("--config is missing; give a YAML file such as configs/shop.yaml")
+        stray = next((each for each in overrides if each.endswith((".yaml", ".yml"))), None)
+        way_out = (
+            f"write --config {stray}" if stray else "give a YAML file such as configs/shop.yaml"
+        )
+        raise ConfigError(f"--config is missing; {way_out}")
+    if run_dir is None:
+        raise ConfigError("--run-dir is missing; say where the run is, such as --run-dir runs/mine")
     return api.train(
         None if config is None else load_config(config, overrides),
         run_dir,

@@ -56,6 +56,10 @@ def play_comparison(
     """
     if parallel < 1:
         raise ConfigError(f"parallel must be at least 1, got {parallel}")
+    if RunDirectory(out).config.exists():
+        raise RunDirectoryError(
+            f"{out} is a run, and a comparison has a folder of its own; give another --out"
+        )
     firsts: list[_Job] = []
     samplers: list[_Job] = []
     others: list[_Job] = []

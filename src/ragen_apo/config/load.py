@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,7 @@ def read_values(path: Path | str) -> tuple[dict[str, Any], list[str]]:
     Raises ConfigError for what is no configuration at all.
     """
     try:
-        text = read_yaml(Path(path))
+        text = read_yaml(Path(os.path.expanduser(path)))
     except FileNotFoundError:
         raise ConfigError(
             f"There is no configuration {path}. Give the path of a YAML file; "

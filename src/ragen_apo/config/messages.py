@@ -7,6 +7,7 @@ with what is checked. A key is written with dots: `optimizer.learning_rate`.
 from __future__ import annotations
 
 import difflib
+import re
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -184,6 +185,10 @@ def describe_problem(error: ErrorDetails, keys: Mapping[str, Key], *, where: str
     expected = key.allowed if key else "a section of keys"
     if parts and parts[-1].isdecimal():
         expected = expected.removeprefix("a list of ")
+    else:
+        expected = re.sub(
+            r"\ba list of an? ((?:whole )?number|section)", r"a list of \1s", expected
+        )
     if expected == "a section of keys" and f"{path}.name" in keys:
         expected = f"a name or {expected}"
     if error["type"] == "finite_number":

@@ -8,7 +8,15 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from ragen_apo.config.section import LARGEST_SIZE, Count, Section, Size, one_or_more, whole_number
+from ragen_apo.config.section import (
+    LARGEST_SIZE,
+    Count,
+    PathText,
+    Section,
+    Size,
+    one_or_more,
+    whole_number,
+)
 
 MAX_SMALL_WEIGHTS = 1_000_000_000
 ALL_LINEAR = "all-linear"
@@ -83,7 +91,7 @@ class LoraConfig(Section):
 class PolicyConfig(Section):
     """The language model that acts."""
 
-    path: str | None = None
+    path: PathText | None = None
     """A Hugging Face model folder or hub name; null builds the small model."""
     revision: str | None = None
     """A branch, tag or commit of a model on the hub; null: the newest. A run keeps the commit that

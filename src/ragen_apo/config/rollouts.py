@@ -8,7 +8,14 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from ragen_apo.addresses import problem_with_address, problem_with_variable_name
 from ragen_apo.choices import EpisodeSchedule
-from ragen_apo.config.section import CountOrZero, Positive, Section, one_or_more, whole_number
+from ragen_apo.config.section import (
+    CountOrZero,
+    PathText,
+    Positive,
+    Section,
+    one_or_more,
+    whole_number,
+)
 
 NumWorkers = Annotated[int, BeforeValidator(whole_number), Field(ge=1, le=1000)]
 
@@ -53,7 +60,7 @@ class RolloutsConfig(Section):
     """Name of the environment variable with the key that the servers were started with
     (`--api-key`); null sends no key. The key itself is written nowhere. It is sent to every address
     of `base_url`. Only https protects it on the way; a server on this machine needs none."""
-    model_folder: str | None = None
+    model_folder: PathText | None = None
     """Folder in which weights are written for the servers. null: a temporary folder, which is
     enough if the servers run on this machine. Other machines need a folder that has the same path
     there. torchrun on several hosts always needs one."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -17,6 +18,14 @@ def one_or_more(value: Any) -> Any:
     """Reads a single text as a list of one."""
     return [value] if isinstance(value, str) else value
 
+
+def at_home(value: Any) -> Any:
+    """Reads a path that begins with ~ as one in the user's folder, as a shell does."""
+    return os.path.expanduser(value) if isinstance(value, str) else value
+
+
+PathText = Annotated[str, BeforeValidator(at_home)]
+"""A path, or the name of something that may be one."""
 
 NAMED_SECTIONS = {"environment", "algorithm"}
 """Sections that may be a name alone: `environment: shop`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import model_validator
 
 from ragen_apo.choices import Baseline, Credit, Relabel, ValueEstimator
-from ragen_apo.config.section import Count, LearningRate, NonNegative, Section, Size
+from ragen_apo.config.section import Count, LearningRate, NonNegative, PathText, Section, Size
 
 
 class ValuesConfig(Section):
@@ -21,7 +21,7 @@ class ValuesConfig(Section):
     """Double the rollouts of tasks with few or no successes, up to max_samples."""
     max_samples: Size = 16
     """Rollouts per task at most, if adaptive."""
-    store: str | None = None
+    store: PathText | None = None
     """Take V* from this existing value store instead of sampling the reference."""
     estimator: ValueEstimator = "samples"
     """V* of a task or state from its own samples; or by regression on the reference's hidden states

@@ -12,6 +12,7 @@ from ragen_apo.config.section import (
     Count,
     CountOrZero,
     LearningRate,
+    PathText,
     Section,
     Size,
     whole_number,
@@ -40,7 +41,7 @@ class DemonstrationsConfig(Section):
 
     teacher: str = "teacher"
     """Name of a scripted policy of the environment."""
-    recordings: str | None = None
+    recordings: PathText | None = None
     """Use the episodes in this file or folder, recorded with `ragen-apo play --record`, in place of
     the teacher's. Each one of a training task of this environment in this version is used once."""
     num_episodes_per_task: Size = 3

@@ -168,7 +168,9 @@ def _make_part(label: str, part: PartOptions, *, max_turns: int | None) -> TextE
         return make_environment(name, {**limit, **own})
     except ConfigError as error:
         # A part names its keys as if it were the whole environment.
-        message = re.sub(r"^environment\b", lambda _: where, str(error), flags=re.MULTILINE)
+        message = re.sub(
+            r"(^|did you mean | or )environment\b", rf"\1{where}", str(error), flags=re.M
+        )
         if limit and "max_turns" in message:
             message += ". This max_turns is environment.max_turns, which all parts get"
         raise ConfigError(message) from error

@@ -34,7 +34,7 @@ def say_if_cores_are_crowded(session: Session) -> None:
         why = (
             "other processes use the cores, or a container's limit of processor time is below"
             f" {num_threads} cores: {num_threads} threads are slower than one now, often several"
-            " times. Wait until the cores are free, or:"
+            " times. Wait until the cores are free."
         )
     else:
         return

@@ -139,12 +139,13 @@ def _selected_by_store(
         whose = "its store" if path is None else f"{path} (RUN is the run that it belongs to)"
         run = session.run.path if path is None else "RUN"
         raise TrainingError(
-            f"{selection.counts.sentence()} There is nothing to train on. Where most are never "
-            "solved, sample them more often (values.num_samples, values.adaptive), "
+            f"{selection.counts.sentence()} There is nothing to train on. In a new run: where most "
+            "are never solved, sample them more often (values.num_samples, values.adaptive), "
             "warm-start longer or use a shaped reward; where most are always solved, use harder "
             "tasks; or set rollout_filter.zero_variance to keep. To go on with this run, add "
             f"samples to {whose}: `ragen-apo estimate-values {run} --samples N "
-            "--reference VERSION`, then --resume."
+            f"--reference {version}`, with N above the samples that each task has now, then "
+            "--resume."
         )
     weights = session.environments.properties.category_weights
     if missing := missing_categories(selection.tasks, weights):

@@ -146,6 +146,7 @@ def test_in_a_file_the_key_knows_and_the_heuristic_answers_what_is_commonest(
         ({"operations": []}, r"operations: got \[\], expected a list of"),
         ({"min_terms": 5, "max_terms": 4}, "max_terms to be at least min_terms"),
         ({"data": "arithmetic", "dataset": "openai/gsm8k"}, "got both data.*expected one of them"),
+        ({"data": "a.jsonl", "question_column": "q"}, "question_column belongs to a dataset, and"),
         ({"data": 3}, "data: got 3, expected text"),
         (
             {"max_number": 2, "max_terms": 2, "num_train_tasks": 9, "num_test_tasks": 1},

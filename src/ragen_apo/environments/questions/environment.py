@@ -110,6 +110,13 @@ def questions_of(options: Mapping[str, object], *, keep_columns: bool) -> GameEn
         )
     if dataset is not None:
         return _of_rows(validate_options(DatasetOptions, options), keep_columns)
+    of_datasets = DatasetOptions.model_fields.keys() - FileOptions.model_fields.keys()
+    if wrong := sorted(of_datasets & options.keys()):
+        raise ConfigError(
+            f"environment.{wrong[0]} belongs to a dataset, and the questions are {data!r}; name a "
+            "data set or a folder of files as environment.dataset, or leave it out. A file has the "
+            "keys question and answer"
+        )
     if data == ARITHMETIC:
         return _of_arithmetic(validate_options(ArithmeticOptions, options))
     return _of_rows(validate_options(FileOptions, options), keep_columns)

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from ragen_apo.config.section import Section
+from ragen_apo.config.section import PathText, Section
 from ragen_apo.environments.questions.arithmetic import Operation
 from ragen_apo.environments.questions.comparing import Mode
 from ragen_apo.environments.toolkit.task_draws import DrawnTasks
@@ -87,7 +87,7 @@ class FileOptions(_Divided):
 class DatasetOptions(_Divided):
     """The options of the environment `questions` with a `dataset` of Hugging Face."""
 
-    dataset: str = Field(min_length=1)
+    dataset: PathText = Field(min_length=1)
     """Its name, `openai/gsm8k`, or a local folder; the package `datasets` loads it."""
     subset: str | None = None
     """One of its configurations, `main`; null: the only one."""
