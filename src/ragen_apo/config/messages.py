@@ -20,6 +20,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from ragen_apo.config.moved import became
+from ragen_apo.config.section import PathText
 
 _BOUNDS = {"gt": "greater than", "ge": "at least", "lt": "less than", "le": "at most"}
 _TYPE_NAMES = {
@@ -67,8 +68,10 @@ class Key:
     def holds_text(self) -> bool:
         """True where any text is valid."""
         annotation: Any = self.field.annotation
+        if annotation is str:
+            return True
         is_collection = get_origin(annotation) in (dict, list)
-        return annotation is str or (not is_collection and str in get_args(annotation))
+        return not is_collection and any(text in get_args(annotation) for text in (str, PathText))
 
 
 def _is_section(annotation: Any) -> bool:
