@@ -161,6 +161,11 @@ def test_a_wrong_option_of_a_part_is_named_with_its_part() -> None:
     assert "environment.parts.shop.num_products: got 0" in message
 
 
+def test_a_label_may_be_any_text_in_a_message() -> None:
+    message = refusal({r"a\1\g<2>": {"name": "shop", "max_turn": 3}})
+    assert r"environment.parts.a\1\g<2>.max_turn: unknown key" in message
+
+
 @pytest.mark.parametrize("part", [{"mixture": {"parts": PARTS}}, {"x": {"name": "mixture"}}])
 def test_a_mixture_within_a_mixture_is_refused(part: Any) -> None:
     assert "a mixture cannot be a part of a mixture" in refusal(part)

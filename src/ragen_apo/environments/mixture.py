@@ -168,9 +168,8 @@ def _make_part(label: str, part: PartOptions, *, max_turns: int | None) -> TextE
         return make_environment(name, {**limit, **own})
     except ConfigError as error:
         # A part names its keys as if it were the whole environment.
-        message = re.sub(
-            r"(^|did you mean | or )environment\b", rf"\1{where}", str(error), flags=re.M
-        )
+        own_names = re.compile(r"(^|did you mean | or )environment\b", re.MULTILINE)
+        message = own_names.sub(lambda found: f"{found[1]}{where}", str(error))
         if limit and "max_turns" in message:
             message += ". This max_turns is environment.max_turns, which all parts get"
         raise ConfigError(message) from error
