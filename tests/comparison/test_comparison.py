@@ -24,7 +24,7 @@ from ragen_apo.comparison.measure import (
     stage_one_tokens,
 )
 from ragen_apo.comparison.plan import BudgetConfig, ComparisonConfig, load_comparison
-from ragen_apo.comparison.write import curves, write_comparison
+from ragen_apo.comparison.write import curves, explanation, rows_of_algorithms, write_comparison
 from ragen_apo.config import RunConfig
 from ragen_apo.config.yaml_text import dump_yaml, parse_yaml
 from ragen_apo.errors import ConfigError, RunDirectoryError
@@ -337,6 +337,16 @@ def test_the_seconds_of_a_new_reference_are_counted_before_its_first_step(sessio
         [point.seconds + more for point, more in zip(plain.points, (0, 0, 2, 11), strict=True)]
     )
     assert dearer.seconds == pytest.approx(plain.seconds + 11)
+
+
+def test_nothing_is_said_to_be_reached_where_a_run_had_no_success() -> None:
+    settings = load_comparison(SHIPPED).settings
+    settings = settings.model_copy(update={"runs": {"A*-PO": None}, "seeds": [0], "target": [0.9]})
+    failed = replace(MEASUREMENT, points=[Point(0.0, 0, 0.0, REFERENCE), Point(60.0, 10, 0.0, 1)])
+    header, row = rows_of_algorithms([failed], settings=settings)
+    assert header[:4] == ["run", "time to 90%", "tokens to 90%", "mean success"]
+    assert len(row) == len(header)
+    assert "A run had no success at all." in explanation([failed], settings=settings)
 
 
 @pytest.mark.slow

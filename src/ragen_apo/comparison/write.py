@@ -132,7 +132,9 @@ def explanation(measurements: Sequence[Measurement], *, settings: ComparisonConf
         f"Means over seeds {seeds}." if len(settings.seeds) > 1 else f"One seed, {seeds}.",
         "Seconds and generated tokens include Stage 1 and distillation, not the warm start and the"
         " evaluations." + costs,
-        f"{percent(common)} is what every run reached.",
+        f"{percent(common)} is what every run reached."
+        if common
+        else "A run had no success at all.",
         "Mean success: area under the curve of success against tokens, up to"
         f" {counted(shortest, 'token')}, where the curve of the shortest run ends.",
         "Costs of a target are those of the first evaluation that reaches it, in the seeds that"
@@ -152,7 +154,9 @@ def rows_of_algorithms(
     common, shortest = _common(measurements)
     targets = [_goal(target) for target in settings.target]
     pass_k = max((run.pass_k for run in measurements if run.pass_k is not None), default=None)
-    costs = [f"{what} to {goal}" for goal in (percent(common), *targets) for what in _COSTS]
+    shared = [common] if common else []  # that all runs have 0 before they begin says nothing
+    goals = [*map(percent, shared), *targets]
+    costs = [f"{what} to {goal}" for goal in goals for what in _COSTS]
     header = ["run", *costs, "mean success"]
     header += ["success within the budget (range)"] if settings.budget.is_set else []
     header += ["success after training (range)", "95% interval of a run"]
@@ -167,7 +171,7 @@ def rows_of_algorithms(
             for field in measured
         )
         cells = [name]
-        for goal in (common, *settings.target):
+        for goal in (*shared, *settings.target):
             cells += _costs([run.first_at(goal) for run in runs])
         cells.append(percent(fmean(run.mean_success(shortest) for run in runs)))
         if settings.budget.is_set:
