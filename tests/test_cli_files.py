@@ -115,6 +115,19 @@ def test_a_lack_of_memory_is_one_line_with_what_to_lower(
     assert_one_line(result, "there is not enough memory", said, "--training.micro_batch_size")
 
 
+def test_memory_that_is_nothing_to_the_error_does_not_take_its_place(
+    command: Command, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: Any, **__: Any) -> NoReturn:
+        try:
+            bytearray(1 << 60)
+        except MemoryError:
+            raise ModelError("the model has no layers")  # noqa: B904 - a handler's own error
+
+    monkeypatch.setattr("ragen_apo.report.write.report_files", refused)
+    assert_one_line(command("report", run), "the model has no layers")
+
+
 def in_a_circle() -> Exception:
     error = ValueError("a step failed")
     error.__cause__ = RuntimeError("and again")

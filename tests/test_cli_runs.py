@@ -479,3 +479,19 @@ def test_a_tilde_is_the_users_folder(
     )
     assert config.policy.path == f"{run.parent}/m"
     assert not (tmp_path / "~").exists()
+    lone = command("train", "--config", run / "config.yaml", "--run-dir", run, "--values.store=~")
+    assert_refused(lone, f"{run} exists already"), "YAML's null, as ever"
+    base = tmp_path / "compare.yaml"
+    base.write_text(f"base: ~/{name}/config.yaml\nseeds: [0]\nruns: {{a: {{}}}}\n")
+    assert_refused(command("compare", "--config", base, "--out", run), "is a run")
+
+
+@pytest.mark.parametrize("option", ["--environment.catalogue", "--policy.path"])
+def test_a_tilde_with_the_name_of_nobody_is_no_home(
+    option: str, command: Command, run: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "new"
+    result = command(
+        "train", "--config", run / "config.yaml", "--run-dir", path, option, "~no-one/x"
+    )
+    assert_refused(result, "~no-one/x")

@@ -478,11 +478,11 @@ def test_a_page_names_the_limits_that_there_are(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("share_values", [False, True])
 @pytest.mark.usefixtures("undrawn")
-def test_a_page_says_whose_costs_have_no_stage_one(share_values: bool, tmp_path: Path) -> None:
+def test_a_page_says_whose_costs_lack_samples(share_values: bool, tmp_path: Path) -> None:
     settings = load_comparison(SHIPPED).settings
     sharing = settings.model_copy(update={"share_values": share_values, "runs": {"A*-PO": {}}})
     write_comparison([MEASUREMENT], tmp_path, settings=sharing)
-    said = "the costs of the others have no Stage 1" in (tmp_path / "comparison.md").read_text()
+    said = "the costs of the others lack its samples" in (tmp_path / "comparison.md").read_text()
     assert said is share_values
 
 

@@ -386,6 +386,19 @@ def test_runs_that_share_values_wait_for_the_first_and_take_its_store(runs: Runs
     assert runs.calls == []
 
 
+@pytest.mark.slow
+def test_a_run_that_sampled_its_own_stage_one_keeps_it(runs: Runs) -> None:
+    """As those of a comparison that was begun when another beta1 shared no samples."""
+    file = runs.out.parent / "compare.yaml"
+    file.write_text(SHARING.replace("share_values: true\n", ""))
+    play(runs)
+    file.write_text(SHARING)
+    runs.calls.clear()
+    found = play(runs)
+    assert runs.calls == []
+    assert load_config(found["two", 1].config).values.store is None
+
+
 def test_no_run_at_a_time_is_refused(runs: Runs) -> None:
     with pytest.raises(ConfigError, match="parallel must be at least 1"):
         play(runs, parallel=0)

@@ -11,6 +11,7 @@ import ragen_apo
 from ragen_apo.config import load_config, resolved_yaml
 from ragen_apo.errors import ConfigError, RunDirectoryError, ServerError
 from ragen_apo.files import read_json_lines
+from ragen_apo.phase_clock import PhaseClock
 from ragen_apo.report.algorithm import circumstances
 from ragen_apo.report.load import load_run
 from ragen_apo.run_directory import RunDirectory
@@ -197,7 +198,7 @@ def test_a_run_of_no_steps_that_is_given_some_has_not_made_them_if_it_is_interru
     assert_same_tensors(run.policy, algorithm_runs.finished("grpo").policy)
 
 
-def test_samples_that_were_added_to_stage_one_are_used_and_the_run_says_so(
+def test_a_run_says_that_samples_were_added_to_its_stage_one(
     command: Command, algorithm_runs: AlgorithmRuns, tmp_path: Path
 ) -> None:
     config = algorithm_runs.config("apo", "--training.max_steps=1", "--values.adaptive=false")
@@ -210,6 +211,36 @@ def test_samples_that_were_added_to_stage_one_are_used_and_the_run_says_so(
     assert after == 2 * before
     said = f"Stage 1 of reference 0 has {after} samples now, and had {before} when"
     assert said in " ".join(result.out.split())
+
+
+def test_samples_that_nothing_reads_are_not_said_to_be_used(
+    command: Command, algorithm_runs: AlgorithmRuns, tmp_path: Path
+) -> None:
+    keys = ("--training.max_steps=1", "--values.adaptive=false", "--values.baseline=zero")
+    run = factories.run(algorithm_runs.config("apo", *keys), tmp_path / "run")
+    assert command("estimate-values", run.path, "--samples", 9).status == 0
+    result = command("train", "--run-dir", run.path, "--resume", "--training.max_steps", 2)
+    assert result.status == 0
+    assert "when this run read it before" not in " ".join(result.out.split())
+
+
+def test_a_regression_counts_as_stage_one_once(
+    algorithm_runs: AlgorithmRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = list[str]()
+    timed = PhaseClock.timed
+
+    def noted(clock: PhaseClock, phase: str, **options: Any) -> Any:
+        calls.append(phase)
+        return timed(clock, phase, **options)
+
+    monkeypatch.setattr(PhaseClock, "timed", noted)
+    keys = ("--training.max_steps=1", "--values.estimator=regression", "--training.max_tasks=6")
+    run = factories.run(algorithm_runs.config("apo", *keys), tmp_path / "run")
+    assert calls.count("stage 1") == 2, "samples, then the regression on them"
+    calls.clear()
+    go_on(run.path, 2)
+    assert calls.count("stage 1") == 1
 
 
 def test_without_its_last_checkpoint_a_run_is_not_trained_again(run: Path) -> None:

@@ -78,8 +78,9 @@ def main() -> None:
             sys.exit(status)
 
 
-_AT_HOME = re.compile(r"\A(--[\w.-]+=)?(~(?:/.*)?)\Z", re.DOTALL)
-"""An argument that is a path in the user's folder. Shells expand none in quotes or after `=`."""
+_AT_HOME = re.compile(r"\A(--[\w.-]+=)?(~/.*)\Z", re.DOTALL)
+"""An argument that is a path in the user's folder. Shells expand none in quotes or after `=`; a `~`
+alone is YAML's null."""
 
 
 def _expanded(found: re.Match[str]) -> str:
@@ -153,18 +154,20 @@ def _without_exits(command: Callable[..., Any], *arguments: Any, **options: Any)
 
 def _lack(error: BaseException) -> str:
     """What to do where threads or memory were missing, as its causes say; else nothing."""
-    return next((text for each in _causes(error) if (text := _of_threads(each))), "") or next(
-        (text for each in _causes(error) if (text := _of_memory(each))), ""
-    )
+    of_threads = next((text for each in _causes(error) if (text := _of_threads(each))), "")
+    return of_threads or _of_memory(error)
 
 
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """The error, what caused it, what caused that, and so on."""
+def _causes(error: BaseException | None, *, handled: bool = True) -> Iterator[BaseException]:
+    """The error, what caused it, what caused that, and so on; also what was only being `handled`
+    when the next was raised.
+    """
     seen: set[int] = set()  # causes may go in a circle
     while error is not None and id(error) not in seen:
         seen.add(id(error))
         yield error
-        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+        of_handler = handled and not error.__suppress_context__
+        error = error.__cause__ or (error.__context__ if of_handler else None)
 
 
 def _of_threads(error: BaseException) -> str:
@@ -187,7 +190,7 @@ def _of_threads(error: BaseException) -> str:
 _MEMORY_MARKS = (
     "can't allocate memory",
     "not enough memory",
-    "out of memory",
+    "CUDA out of memory",
     "Cannot allocate memory",
     "ALLOC_FAILED",
 )
@@ -195,20 +198,28 @@ _MEMORY_MARKS = (
 
 
 def _of_memory(error: BaseException) -> str:
-    """What to do where this error says that there was no more memory, of the GPU or of the host."""
-    text = str(error).strip()
-    of_torch = isinstance(error, RuntimeError) and any(mark in text for mark in _MEMORY_MARKS)
-    of_system = isinstance(error, OSError) and error.errno == errno.ENOMEM
-    if not (of_torch or of_system or isinstance(error, MemoryError)):
+    """What to do where this error, or what it was raised from, says that there was no more memory,
+    of the GPU or of the host; else nothing.
+    """
+    at_fault = next(filter(_is_of_memory, _causes(error, handled=False)), None)
+    if at_fault is None:
         return ""
-    reason = f" ({text.splitlines()[0][:200]})" if text else ""
+    reason = next(iter(str(at_fault).strip().splitlines()), "")[:200]
     return (
-        f"there is not enough memory{reason}. End other processes, or give less to one pass: "
-        "--training.num_rows where episodes are played, --training.micro_batch_size where they are "
-        "trained on, --machine.gradient_checkpointing true. All three may change with --resume, "
-        'and nothing that was saved is lost. docs/troubleshooting.md, "The run needs too much '
-        'memory", has more.'
+        f"there is not enough memory{f' ({reason})' if reason else ''}. End other processes. For "
+        "`train`, give less to one pass: --training.num_rows where episodes are played, "
+        "--training.micro_batch_size where they are trained on, --machine.gradient_checkpointing "
+        "true. All three may change with --resume, and nothing that was saved is lost. "
+        'docs/troubleshooting.md, "The run needs too much memory", has more.'
     )
+
+
+def _is_of_memory(error: BaseException) -> bool:
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    text = str(error)
+    of_torch = isinstance(error, RuntimeError) and any(mark in text for mark in _MEMORY_MARKS)
+    return of_torch or isinstance(error, MemoryError)
 
 
 def _problem_of_a_file(error: OSError) -> str:

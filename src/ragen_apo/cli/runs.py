@@ -117,9 +117,10 @@ def _train(
             "--policy.trust_remote_code true"
         )
     if config is None and not resume:
-        stray = next((each for each in overrides if each.endswith((".yaml", ".yml"))), None)
+        first = overrides[0] if overrides else ""
+        is_file = not first.startswith("-") and first.endswith((".yaml", ".yml"))
         way_out = (
-            f"write --config {stray}" if stray else "give a YAML file such as configs/shop.yaml"
+            f"write --config {first}" if is_file else "give a YAML file such as configs/shop.yaml"
         )
         raise ConfigError(f"--config is missing; {way_out}")
     if run_dir is None:

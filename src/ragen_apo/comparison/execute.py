@@ -22,7 +22,7 @@ from pydantic import BaseModel, TypeAdapter
 from ragen_apo.comparison.lifeline import Lifeline
 from ragen_apo.comparison.plan import REFERENCE, Comparison, folder_name
 from ragen_apo.config import RunConfig, load_config, resolved_yaml
-from ragen_apo.config.overrides import changes_in_words, differences
+from ragen_apo.config.overrides import Change, changes_in_words, differences
 from ragen_apo.config.references import code_named_by
 from ragen_apo.config.training import EvaluationConfig
 from ragen_apo.environments.base import opened_environment
@@ -35,7 +35,8 @@ from ragen_apo.stages.more_steps import MAX_STEPS, has_steps_left
 
 _Job = tuple[RunDirectory, RunConfig, Literal["warm-start", "train"]]
 """A run, its configuration, and how far it goes: to its reference, or to its evaluation."""
-_PATHS = ("policy.path", "values.store")
+STORE = "values.store"
+_PATHS = ("policy.path", STORE)
 """Keys with absolute paths of what lies beside a run."""
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -206,7 +207,8 @@ def _require_same_configuration(run: RunDirectory, config: RunConfig) -> None:
 
     The absolute paths of what lies beside it may be others: the comparison was moved, then. There
     may be more steps, unless the learning rate falls until the last one. And pass@k, which changes
-    no training, may be asked for later.
+    no training, may be asked for later. And a run that has sampled its own Stage 1 keeps it where
+    another one's would do.
     """
     before, now = (each.model_dump(by_alias=True) for each in (load_config(run.config), config))
     seed_folder = run.path.parent.resolve()
@@ -216,6 +218,7 @@ def _require_same_configuration(run: RunDirectory, config: RunConfig) -> None:
         for each in differences(before, now)
         if not (each.key in _PATHS and _has_moved(str(each.before), str(each.after), seed_folder))
         and not (each.key == "evaluation.pass_k" and each.after is not None)
+        and not (each.key == STORE and _samples_its_own(each, seed_folder))
         and not (each.key == MAX_STEPS and each.after > each.before and has_constant_rate)
     ]
     if changes:
@@ -225,9 +228,18 @@ def _require_same_configuration(run: RunDirectory, config: RunConfig) -> None:
         )
 
 
+def _samples_its_own(store: Change, seed_folder: Path) -> bool:
+    """Whether a run that has a Stage 1 of its own would take that of another run now."""
+    return store.before is None and _is_in(str(store.after), seed_folder)
+
+
+def _is_in(path: str, folder: Path) -> bool:
+    return Path(path).is_relative_to(folder)
+
+
 def _has_moved(old: str, new: str, seed_folder: Path) -> bool:
     """Whether both name the same place in the folder of a seed, which has moved since."""
-    if not Path(new).is_relative_to(seed_folder):
+    if not _is_in(new, seed_folder):
         return False
     parts = Path(new).relative_to(seed_folder.parent).parts
     return Path(old).parts[-len(parts) :] == parts

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -83,7 +84,7 @@ class ComparisonConfig(Section):
     values its name then ends with."""
     share_values: bool = False
     """Of the runs of a seed whose Stage 1 is the same, the first samples it, and the others take V*
-    from its store: their costs have no Stage 1."""
+    from its store: their costs lack its samples."""
 
 
 EVALUATED_BY = (
@@ -178,7 +179,7 @@ def _every_run(settings: ComparisonConfig) -> tuple[ComparisonConfig, dict[str, 
 
 
 def _base(settings: ComparisonConfig, path: Path) -> dict[str, Any]:
-    base = _mapping(path.parent / settings.base)
+    base = _mapping(path.parent / os.path.expanduser(settings.base))
     if {"base", "runs"} & base.keys():
         raise ConfigError(
             f"{path}: base {settings.base} is a comparison; name the configuration of a run, such "

@@ -117,7 +117,7 @@ def explanation(measurements: Sequence[Measurement], *, settings: ComparisonConf
     if settings.share_values:
         costs = (
             " Of the runs of a seed whose Stage 1 is the same, only the first paid for it: the"
-            " costs of the others have no Stage 1."
+            " costs of the others lack its samples."
         )
     if budget.is_set:
         limits = [duration(budget.seconds)] if budget.seconds is not None else []

@@ -186,6 +186,8 @@ def describe_problem(error: ErrorDetails, keys: Mapping[str, Key], *, where: str
     key = parent if parent and parent.has_value and not parent.section else None
     key = key or keys.get(_known_path(parts, keys))
     expected = key.allowed if key else "a section of keys"
+    if key is parent and key is not None and get_origin(key.field.annotation) is dict:
+        expected = _allowed(get_args(key.field.annotation)[1], ())
     if parts and parts[-1].isdecimal():
         expected = expected.removeprefix("a list of ")
     else:

@@ -27,21 +27,21 @@ def say_if_cores_are_crowded(session: Session) -> None:
         processes = f"{num_ranks} processes of this host" if num_ranks > 1 else "this process"
         why = (
             f"{processes} may use {counted(num_cores, 'core')}, and torch takes {num_threads} "
-            "threads in each: threads wait for each other."
+            "threads in each: threads wait for each other. Stop"
         )
     elif speed_of_threads() < CROWDED:
         better = 1
         why = (
             "other processes use the cores, or a container's limit of processor time is below"
             f" {num_threads} cores: {num_threads} threads are slower than one now, often several"
-            " times. Wait until the cores are free."
+            " times. Wait until the cores are free, or stop"
         )
     else:
         return
     alone = session.ranks.size == 1
     command = session.run.resume_command if alone else "torchrun with --resume"
     session.progress.say(
-        f"{why} Stop this run and go on with fewer: {command} --machine.num_threads {better}"
+        f"{why} this run and go on with fewer: {command} --machine.num_threads {better}"
     )
 
 

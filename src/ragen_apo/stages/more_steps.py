@@ -53,7 +53,7 @@ def changed_rates(session: Session) -> str | None:
     if schedule == "constant" or planned is None or _num_made(run) == 0:
         return None
     last = load_run_config(run.config).training.max_steps
-    others = {planned, *run.read_status().get("went_on_after", []), last} - {0, wanted}
+    others = {planned, last} - {0, wanted}
     if not others:
         return None
     before = " and ".join(map(str, sorted(others)))

@@ -72,26 +72,38 @@ def reference_values(
 
 
 def note_samples(
-    session: Session, reference: LanguageModel, tasks: Sequence[Task], *, version: int
+    session: Session,
+    reference: LanguageModel,
+    tasks: Sequence[Task],
+    *,
+    version: int,
+    is_new: bool = False,
 ) -> None:
     """Notes how many samples of these tasks are read under reference `version` from now on.
 
-    Says so where the run has read another number before: `ragen-apo estimate-values` adds some.
-    Values, chosen tasks and what is imitated come of all of them.
+    Says so where the run has read another number before, of a reference that is not `is_new`:
+    `ragen-apo estimate-values` adds some. Values, chosen tasks and what is imitated come of all.
     """
-    if not session.config.has_stage_one:
+    config = session.config
+    reads_values = config.needs_values and config.values.baseline != "zero"
+    chooses_tasks = config.needs_values and config.rollout_filter.strategy != "none"
+    if not (reads_values or chooses_tasks or config.distillation.enabled):
         return
     conditions = session.conditions(reference)
+
+    def stored() -> int:
+        with session.value_store() as store:
+            returns = store.returns_by_task(conditions)
+        return sum(len(returns.get(task.task_id, ())) for task in tasks)
+
+    num_samples = session.ranks.from_first(stored, "number of samples")
     if not session.ranks.is_first:
         return
-    with session.value_store() as store:
-        returns = store.returns_by_task(conditions)
-    num_samples = sum(len(returns.get(task.task_id, ())) for task in tasks)
     noted = session.run.read_status().get("samples_of_references", {})
     before = noted.get(str(version))
     if before == num_samples:
         return
-    if before is not None:
+    if before is not None and not is_new:
         session.progress.say(
             f"Stage 1 of reference {version} has {counted(num_samples, 'sample')} now, and had "
             f"{before} when this run read it before. All are used from here on, so the run will "

@@ -100,16 +100,18 @@ def make_trainer(
     version = position.reference_version
     reference = reference_model(session, policy, version=version)
     note_samples(session, reference, tasks, version=version)
+    selected = selected_tasks(session, reference, tasks, version=version)
     by_regression = config.needs_values and config.values.estimator == "regression"
-    # The values of later references are timed with their making.
-    with session.clock.timed("stage 1") if by_regression else contextlib.nullcontext():
+    # The regressions of later references, and those of a run that goes on, are not of Stage 1.
+    is_first = by_regression and position.step == 0
+    with session.clock.timed("stage 1") if is_first else contextlib.nullcontext():
         values = reference_values(session, reference, tasks)
     return Trainer(
         config,
         policy=policy,
         reference=reference,
         proxy=session.proxy(policy),
-        tasks=selected_tasks(session, reference, tasks, version=version),
+        tasks=selected,
         values=values,
         algorithm=algorithm,
         optimizer=optimizer,
@@ -282,7 +284,7 @@ def _refresh_reference(
         if session.config.has_stage_one:
             report = estimate_values(session, reference, tasks, version=version)
             note_values(session, report, version=version)
-            note_samples(session, reference, tasks, version=version)
+            note_samples(session, reference, tasks, version=version, is_new=True)
         if session.config.distillation.enabled:
             with session.clock.timed(DISTILLATION):
                 distil(session, policy, reference, tasks, version=version)

@@ -112,14 +112,14 @@ def test_instances_and_pickles_share_one_catalogue() -> None:
 
 def test_a_catalogue_of_ones_own_is_sold(tmp_path: Path) -> None:
     rows = [
-        product(7, "Blue Kite", price=3.5, attributes={"size": "large"}),
+        product(7, "Blue Kite", price=3.5, attributes={"size": "large", "a;b": "XL; red"}),
         product(4, "Red Kite", split="test"),
     ]
     shop = ShopEnvironment(catalogue=catalogue_file(tmp_path, rows))
     observation, _ = shop.reset(shop.tasks("train")[0], seed=0)
     assert "Available: 2 products across 1 categories." in observation
     assert shop.step("search kite")[0] == "Found 2 results. Top 2: 4 Red Kite; 7 Blue Kite"
-    assert shop.step("click 7")[0] == "7 Blue Kite: home, $3.50, large."
+    assert shop.step("click 7")[0] == "7 Blue Kite: home, $3.50, large, XL; red."
 
 
 def test_another_price_is_another_version(tmp_path: Path) -> None:
@@ -146,7 +146,11 @@ def test_another_price_is_another_version(tmp_path: Path) -> None:
         ([product(1, "Red; Kite 5")], "products.0.title: got 'Red; Kite 5'"),
         ([product(1, " Kite")], "products.0.title: got ' Kite'"),
         ([product(1, "Kite\rFound 1")], r"products.0.title: got 'Kite.rFound 1'"),
-        ([product(1, "Kite", attributes={"size": "x\nFound 1 result."})], "attributes.size: got"),
+        (
+            [product(1, "Kite", attributes={"size": "x\nFound 1 result."})],
+            "attributes.size: got .*, expected text",
+        ),
+        ([product(1, "Kite\u2028Found 1 result.")], "products.0.title: got"),
         ([product(1, "Kite", attributes={"size": "\ud800"})], "products.0.attributes.size"),
         (
             [product(1, "Kite", prize=3)],

@@ -146,6 +146,23 @@ def test_a_kl_penalty_is_subtracted_from_as_a_larger_beta2_is(session: Session) 
     assert not torch.equal(without, larger)
 
 
+def test_a_clamp_limits_no_penalty_so_the_penalty_is_not_in_what_is_subtracted(
+    session: Session,
+) -> None:
+    """Subtracted before the clamp, a large one would leave nothing of the returns."""
+    keys = ["--algorithm.center_residuals=true", "--training.tasks_per_step=4"]
+    penalised, without = (
+        first_offsets(
+            step_without_update(
+                trainer_of(session, "apo", *keys, "--algorithm.advantage_clamp=1", *own),
+                returns=[0.4, -0.3, 0.1, 1.0],
+            ).targets
+        )
+        for own in (["--algorithm.kl_coefficient=0.3"], [])
+    )
+    assert torch.equal(penalised, without)
+
+
 @pytest.mark.slow
 def test_without_the_key_nothing_is_subtracted(session: Session) -> None:
     assert not step_without_update(trainer(session)).targets.offset_B.any()

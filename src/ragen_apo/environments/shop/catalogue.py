@@ -8,6 +8,7 @@ A catalogue file is JSON: `{"name": text, "products": [{"id", "title", "category
 import functools
 import hashlib
 import json
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,10 +24,15 @@ from ragen_apo.files import require_regular_file
 
 MAX_PRODUCT_ID = 999_999_999
 
+_Line = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f\x85\u2028\u2029]*$")]
+"""Without a character that ends a line or steers a terminal."""
 _Text = Annotated[
-    str, Field(min_length=1, max_length=200, pattern=r"^[^\s;\x00-\x1f]([^;\x00-\x1f]*)$")
+    str,
+    Field(
+        min_length=1, max_length=200, pattern=r"^[^\s;\x00-\x1f][^;\x00-\x1f\x7f\x85\u2028\u2029]*$"
+    ),
 ]
-"""One line that begins with a visible character."""
+"""A line that begins with no blank, and can stand in a list that `;` divides."""
 
 
 class _ProductRow(BaseModel):
@@ -36,7 +42,7 @@ class _ProductRow(BaseModel):
     title: _Text
     category: _Text
     price: float = Field(ge=0, allow_inf_nan=False)
-    attributes: dict[_Text, _Text] = {}
+    attributes: dict[_Line, _Line] = {}
     split: Literal["train", "test"]
 
 
@@ -134,7 +140,7 @@ def _categories_in_turn(products: Sequence[Product]) -> list[Product]:
 
 
 def _read_products(path: str | None) -> tuple[Product, ...]:
-    source = Path(path).expanduser() if path else Path(__file__).with_name("catalogue.json")
+    source = Path(os.path.expanduser(path)) if path else Path(__file__).with_name("catalogue.json")
     name = path or "the built-in catalogue"
     try:
         require_regular_file(source)

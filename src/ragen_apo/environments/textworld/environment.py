@@ -6,6 +6,7 @@ TextWorld (Côté et al. 2018, arXiv 1806.11532) makes games; ALFWorld (Shridhar
 
 import functools
 import hashlib
+import os
 from pathlib import Path
 from typing import Literal
 
@@ -97,7 +98,7 @@ def make_textworld(**options: object) -> GameEnvironment:
     """
     checked = validate_options(TextWorldOptions, options)
     version = package_versions()
-    folder = checked.data.expanduser()
+    folder = Path(os.path.expanduser(checked.data))
     games = games_in(folder)
     sizes = ", ".join(
         f"{counted(len(tasks), 'game')} in {split}" for split, tasks in games.tasks.items()

@@ -108,8 +108,8 @@ class Apo(ValueConfig):
     length_normalization: LengthNormalization = "none"
     """`tokens` divides the log ratio by the sampled tokens: another algorithm."""
     kl_coefficient: NonNegative = 0.0
-    """Weight of an added KL penalty. It acts as if beta2 were larger by it, but the clamp does not
-    limit it."""
+    """Weight of an added KL penalty. Without a clamp it acts as if beta2 were larger by it. A clamp
+    does not limit it."""
 
     def formula(self) -> str:
         loss = WEIGHTED if self.loss == "weighted" else "(advantage − β₂ log π/π_ref)² / 2β₂"
@@ -163,7 +163,7 @@ class ApoAlgorithm(Algorithm[ApoTargets]):
             )
             objective, num_tokens_B = self._objective, rollouts.mask_BT.sum(dim=1)
             weight = objective.beta2
-            if objective.length_normalization == "none":
+            if objective.length_normalization == "none" and objective.advantage_clamp is None:
                 weight += objective.kl_coefficient  # it pushes as the residual's own KL does
             residual_B1 = apo.residual(
                 apo.regressed_log_ratio(log_ratio_B, num_tokens_B, objective.length_normalization),
