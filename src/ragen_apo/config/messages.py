@@ -73,6 +73,15 @@ class Key:
         is_collection = get_origin(annotation) in (dict, list)
         return not is_collection and any(text in get_args(annotation) for text in (str, PathText))
 
+    @property
+    def maps_to_text(self) -> bool:
+        """Whether what stands there has names of its own, each with a text."""
+        annotation: Any = self.field.annotation
+        if get_origin(annotation) is not dict:
+            return False
+        of_name = get_args(annotation)[1]
+        return of_name is str or get_args(of_name)[:1] == (str,)
+
 
 def _is_section(annotation: Any) -> bool:
     return isinstance(annotation, type) and issubclass(annotation, BaseModel)
@@ -186,8 +195,8 @@ def describe_problem(error: ErrorDetails, keys: Mapping[str, Key], *, where: str
     key = parent if parent and parent.has_value and not parent.section else None
     key = key or keys.get(_known_path(parts, keys))
     expected = key.allowed if key else "a section of keys"
-    if key is parent and key is not None and get_origin(key.field.annotation) is dict:
-        expected = _allowed(get_args(key.field.annotation)[1], ())
+    if key is parent and key is not None and key.maps_to_text:
+        expected = "text"
     if parts and parts[-1].isdecimal():
         expected = expected.removeprefix("a list of ")
     else:
