@@ -37,6 +37,17 @@ def test_whatever_the_system_refuses_is_one_line_with_path_and_reason(
     assert_one_line(result, run / "report" / "summary.csv", os.strerror(number))
 
 
+def report_fails(monkeypatch: pytest.MonkeyPatch, cause: BaseException, *, is_told: bool) -> None:
+    """`report` raises the cause, or an error of this package that has it."""
+
+    def refused(*_: Any, **__: Any) -> NoReturn:
+        if is_told:
+            raise ModelError("the model has no layers") from cause
+        raise cause
+
+    monkeypatch.setattr("ragen_apo.report.write.report_files", refused)
+
+
 class PanicException(BaseException):
     """As Rust raises it in Python."""
 
@@ -57,12 +68,7 @@ def test_a_limit_of_threads_is_one_line_with_its_name(
     run: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def refused(*_: Any, **__: Any) -> NoReturn:
-        if is_told:
-            raise ModelError("no causal language model could be loaded") from cause
-        raise cause
-
-    monkeypatch.setattr("ragen_apo.report.write.report_files", refused)
+    report_fails(monkeypatch, cause, is_told=is_told)
     assert_one_line(command("report", run), "no further thread or process. `ulimit -u`")
 
 
@@ -102,15 +108,9 @@ def test_a_lack_of_memory_is_one_line_with_what_to_lower(
     run: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def refused(*_: Any, **__: Any) -> NoReturn:
-        try:
-            allocate()
-        except Exception as error:
-            if is_told:
-                raise ModelError("Use another architecture.") from error
-            raise
-
-    monkeypatch.setattr("ragen_apo.report.write.report_files", refused)
+    with pytest.raises(Exception, match=r".*") as raised:
+        allocate()
+    report_fails(monkeypatch, raised.value, is_told=is_told)
     result = command("report", run)
     assert_one_line(result, "there is not enough memory", said, "--training.micro_batch_size")
 
@@ -141,10 +141,7 @@ def in_a_circle() -> Exception:
 def test_other_causes_are_not_taken_for_a_limit_of_threads(
     cause: Exception, command: Command, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refused(*_: Any, **__: Any) -> NoReturn:
-        raise ModelError("the model has no layers") from cause
-
-    monkeypatch.setattr("ragen_apo.report.write.report_files", refused)
+    report_fails(monkeypatch, cause, is_told=True)
     assert_one_line(command("report", run), "the model has no layers")
 
 

@@ -480,7 +480,7 @@ def test_a_tilde_is_the_users_folder(
     assert config.policy.path == f"{run.parent}/m"
     assert not (tmp_path / "~").exists()
     lone = command("train", "--config", run / "config.yaml", "--run-dir", run, "--values.store=~")
-    assert_refused(lone, f"{run} exists already"), "YAML's null, as ever"
+    assert_refused(lone, f"{run} exists already")  # alone it is YAML's null
     base = tmp_path / "compare.yaml"
     base.write_text(f"base: ~/{name}/config.yaml\nseeds: [0]\nruns: {{a: {{}}}}\n")
     assert_refused(command("compare", "--config", base, "--out", run), "is a run")

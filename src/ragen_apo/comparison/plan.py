@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -31,7 +30,7 @@ from ragen_apo.config.load import config_of
 from ragen_apo.config.messages import describe_problems
 from ragen_apo.config.moved import value_at
 from ragen_apo.config.overrides import merge, nested
-from ragen_apo.config.section import Count, Positive, Section, Seed
+from ragen_apo.config.section import Count, PathText, Positive, Section, Seed
 from ragen_apo.config.yaml_text import parse_yaml, read_yaml
 from ragen_apo.errors import ConfigError
 
@@ -65,7 +64,7 @@ class BudgetConfig(Section):
 class ComparisonConfig(Section):
     """The keys of a comparison."""
 
-    base: str
+    base: PathText
     """Path of the configuration that all runs change, relative to this file."""
     seeds: Annotated[list[Seed], Field(min_length=1), AfterValidator(_distinct)]
     budget: BudgetConfig = BudgetConfig()
@@ -179,7 +178,7 @@ def _every_run(settings: ComparisonConfig) -> tuple[ComparisonConfig, dict[str, 
 
 
 def _base(settings: ComparisonConfig, path: Path) -> dict[str, Any]:
-    base = _mapping(path.parent / os.path.expanduser(settings.base))
+    base = _mapping(path.parent / settings.base)
     if {"base", "runs"} & base.keys():
         raise ConfigError(
             f"{path}: base {settings.base} is a comparison; name the configuration of a run, such "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -21,10 +22,14 @@ def one_or_more(value: Any) -> Any:
 
 def at_home(value: Any) -> Any:
     """Reads a path that begins with ~ as one in the user's folder, as a shell does."""
+    if isinstance(value, Path):
+        return Path(os.path.expanduser(value))  # Path.expanduser raises where there is no such user
     return os.path.expanduser(value) if isinstance(value, str) else value
 
 
-PathText = Annotated[str, BeforeValidator(at_home)]
+AtHome = BeforeValidator(at_home)
+"""For options that are paths."""
+PathText = Annotated[str, AtHome]
 """A path, or the name of something that may be one."""
 
 NAMED_SECTIONS = {"environment", "algorithm"}

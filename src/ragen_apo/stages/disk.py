@@ -19,6 +19,7 @@ from pathlib import Path
 from ragen_apo.config import RunConfig
 from ragen_apo.errors import ConfigError
 from ragen_apo.plural import counted
+from ragen_apo.run_directory import RunDirectory
 
 _SAVED_ONCE_MORE = ("policy", "adapter", "earlier")
 """Folders of a run whose weights are set aside when it goes on."""
@@ -89,7 +90,7 @@ def plan_disk(
     if not only_reference:
         training = config.training
         planned = 1 + config.reference.num_after_steps(training.max_steps)
-        num_models += max(planned, len(list(folder.glob("references/*/"))))
+        num_models += max(planned, len(RunDirectory(folder).reference_versions()))
         num_models += config.distillation.enabled
         ever += math.ceil(training.max_steps / training.checkpoint_every)
         ever += config.distillation.enabled

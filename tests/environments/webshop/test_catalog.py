@@ -354,7 +354,9 @@ def test_a_tilde_is_the_users_home(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.chdir(tmp_path)
     (tmp_path / "home").mkdir()
     write(tmp_path / "home" / "data", [record("B1")])
-    assert open_catalog("~/data", store=Path("~/store")).num_products == 1
+    for data in ("~/data", Path("~/data")):
+        shop = WebShopEnvironment(data=data, store="~/store", nouns="words")
+        assert shop.catalog.num_products == 1
     assert [path.name for path in tmp_path.iterdir()] == ["home"]
     assert (tmp_path / "home" / "store").is_dir()
 

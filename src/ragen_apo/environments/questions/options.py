@@ -1,7 +1,6 @@
 """The options of the environment `questions`, for each source of questions."""
 
 import itertools
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
@@ -58,21 +57,17 @@ class _Divided(QuestionOptions):
 class FileOptions(_Divided):
     """The options of the environment `questions` with `data: FILE.jsonl`."""
 
-    data: str = Field(min_length=1)
+    data: PathText = Field(min_length=1)
     """A file with a JSON object in each line: `question`, `answer` and, where there are any,
     `category` and `id`. A relative path starts in the current directory."""
-    test_data: Annotated[str, Field(min_length=1)] | None = None
+    test_data: Annotated[PathText, Field(min_length=1)] | None = None
     """Another such file that is the split `test`; null: a share of `data`."""
 
     @property
     def paths(self) -> Mapping[str, Path]:
         """The one file or both, by the option that names it."""
         named = {"data": self.data, "test_data": self.test_data}
-        return {
-            option: Path(os.path.expanduser(path))
-            for option, path in named.items()
-            if path is not None
-        }
+        return {option: Path(path) for option, path in named.items() if path is not None}
 
     def files(self) -> list[Path]:
         """What is read."""

@@ -8,7 +8,6 @@ A catalogue file is JSON: `{"name": text, "products": [{"id", "title", "category
 import functools
 import hashlib
 import json
-import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -140,7 +139,7 @@ def _categories_in_turn(products: Sequence[Product]) -> list[Product]:
 
 
 def _read_products(path: str | None) -> tuple[Product, ...]:
-    source = Path(os.path.expanduser(path)) if path else Path(__file__).with_name("catalogue.json")
+    source = Path(path) if path else Path(__file__).with_name("catalogue.json")
     name = path or "the built-in catalogue"
     try:
         require_regular_file(source)

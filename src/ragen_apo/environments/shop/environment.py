@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from ragen_apo.config.section import Section
+from ragen_apo.config.section import PathText, Section
 from ragen_apo.environments.base import (
     EnvironmentProperties,
     FailureWords,
@@ -56,7 +56,7 @@ _PRODUCT_ID = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)
 class ShopOptions(Section):
     """The options of the environment `shop`."""
 
-    catalogue: str | None = None
+    catalogue: PathText | None = None
     """A catalogue file of your own; null: the 497 products of the package."""
     num_products: int | None = Field(default=None, ge=1)
     """Offer only this many products, categories in turn; null: all."""

@@ -6,13 +6,12 @@ TextWorld (Côté et al. 2018, arXiv 1806.11532) makes games; ALFWorld (Shridhar
 
 import functools
 import hashlib
-import os
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
-from ragen_apo.config.section import Section
+from ragen_apo.config.section import AtHome, Section
 from ragen_apo.environments.base import EnvironmentProperties, validate_options
 from ragen_apo.environments.textworld.engine import Engine
 from ragen_apo.environments.textworld.games import NAME, Games, games_in
@@ -32,7 +31,7 @@ class TextWorldOptions(Section):
 
     model_config = ConfigDict(strict=False)
 
-    data: Path
+    data: Annotated[Path, AtHome]
     """A folder whose subfolders are splits with games: `~/.cache/alfworld/json_2.1.1`, as
     `alfworld-download` makes it. A relative path starts in the current directory."""
     max_turns: int = Field(default=50, ge=1, le=1000)
@@ -98,8 +97,7 @@ def make_textworld(**options: object) -> GameEnvironment:
     """
     checked = validate_options(TextWorldOptions, options)
     version = package_versions()
-    folder = Path(os.path.expanduser(checked.data))
-    games = games_in(folder)
+    games = games_in(checked.data)
     sizes = ", ".join(
         f"{counted(len(tasks), 'game')} in {split}" for split, tasks in games.tasks.items()
     )
@@ -115,7 +113,7 @@ def make_textworld(**options: object) -> GameEnvironment:
             "go to desk 1; go north; open drawer 1; take mug 1 from desk 1. Do what the task asks "
             "for."
         ),
-        data=f"{sizes} of {folder}",
+        data=f"{sizes} of {checked.data}",
     )
     return GameEnvironment(
         properties=properties,

@@ -78,10 +78,12 @@ def draw_tasks(
     tasks: dict[str, list[Task]] = {split: [] for split in wanted}
     seen: set[str] = set()
     max_draws = _MIN_DRAWS + _DRAWS_PER_TASK * (num_train + num_test)
-    for number in range(max_draws + 1):
-        if all(len(tasks[split]) >= count for split, count in wanted.items()):
-            return {split: tuple(of_split) for split, of_split in tasks.items()}
-        if number == max_draws:
+
+    def is_full() -> bool:
+        return all(len(tasks[split]) >= count for split, count in wanted.items())
+
+    for number in range(max_draws):
+        if is_full():
             break
         drawn = draw(*arguments, generator(seed, environment, "task", number))
         if drawn is None or (text := content(drawn)) in seen:
@@ -91,6 +93,8 @@ def draw_tasks(
         if len(tasks[split]) < wanted[split]:
             described = describe(drawn)._asdict()
             tasks[split].append(make_task(environment=environment, split=split, **described))
+    if is_full():
+        return {split: tuple(of_split) for split, of_split in tasks.items()}
     found = ", ".join(f"{len(of_split)} for {split}" for split, of_split in tasks.items())
     raise ConfigError(
         f"environment: {max_draws} draws gave only {found} different tasks of {environment}; ask "

@@ -11,11 +11,11 @@ import functools
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from ragen_apo.config.section import Section
+from ragen_apo.config.section import AtHome, Section
 from ragen_apo.environments.base import (
     EnvironmentProperties,
     FailureWords,
@@ -110,10 +110,10 @@ class WebShopOptions(Section):
 
     model_config = ConfigDict(strict=False, arbitrary_types_allowed=True)
 
-    data: str | Path = AUTO
+    data: Annotated[str | Path, AtHome] = AUTO
     """A folder with upstream's files; `generated` or `generated:<number of products>`; `auto`: the
     downloaded data where there is some, else `generated`."""
-    store: Path | None = None
+    store: Annotated[Path | None, AtHome] = None
     """Where prepared catalogues are kept; null: the user's data folder."""
     price_seed: int = 0
     """The seed of prices, price limits and so of the goals."""
@@ -274,11 +274,7 @@ class WebShopEnvironment:
             raise RuntimeError(no_episode(ENVIRONMENT_NAME))
         if self._over():
             is_success = self._score is not None and self._score.success
-            info = {
-                "invalid_action": True,
-                "available_actions": None,
-                "success": is_success,
-            }
+            info = {"invalid_action": True, "available_actions": None, "success": is_success}
             return EPISODE_OVER, 0.0, self._score is not None, self._score is None, info
         valid = self._follow(action)
         self._num_turns += 1

@@ -10,7 +10,7 @@ import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Literal, TextIO
 
 READ_CHARACTERS = 1 << 20
 MAX_RECORD_CHARACTERS = 1 << 24
@@ -41,24 +41,24 @@ def stream_json_object(path: Path) -> Iterator[tuple[tuple[str, Any], float]]:
 
 def _stream(path: Path, brackets: str, decode: Any) -> Iterator[tuple[Any, float]]:
     size = max(path.stat().st_size, 1)
-    buffer, position, opened = "", 0, False
-    is_first, has_comma = True, False
+    buffer, position = "", 0
+    expected: Literal["opening", "value or end", "value", "comma or end"] = "opening"
     with path.open("rb") as file, io.TextIOWrapper(file, encoding="utf-8-sig") as stream:
         while True:
             position = _skip(buffer, position, _BLANKS)
             following = buffer[position : position + 1]
-            if following and not opened:
+            if following and expected == "opening":
                 if following != brackets[0]:
                     raise ValueError(f"expected {brackets[0]} at its beginning, got {following!r}")
-                opened, position = True, position + 1
+                expected, position = "value or end", position + 1
                 continue
-            if following == brackets[1] and not has_comma:
+            if following == brackets[1] and expected != "value":
                 _expect_blanks(buffer[position + 1 :], stream)
                 return
-            if following and not (is_first or has_comma):
+            if following and expected == "comma or end":
                 if following != ",":
                     raise ValueError(f"expected a comma between its values, got {following!r}")
-                has_comma, position = True, position + 1
+                expected, position = "value", position + 1
                 continue
             if following and following in f",{brackets[1]}":
                 raise ValueError(f"expected a value, got {following!r}")
@@ -72,7 +72,7 @@ def _stream(path: Path, brackets: str, decode: Any) -> Iterator[tuple[Any, float
                 raise ValueError("a value in it is nested too deep") from None
             if end < len(buffer):
                 yield value, file.tell() / size
-                is_first, has_comma, position = False, False, end
+                expected, position = "comma or end", end
             else:  # A value that ends with what was read may go on.
                 buffer, position = buffer[position:] + _read_more(stream, len(buffer) - position), 0
 

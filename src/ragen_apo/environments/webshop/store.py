@@ -94,12 +94,12 @@ def open_catalog(
     """
     progress = progress or SilentProgress()
     data = resolve_data(data)
-    root = Path(os.path.expanduser(store)) if store else data_root() / "webshop" / "prepared"
+    root = store or data_root() / "webshop" / "prepared"
     try:
         root.mkdir(parents=True, exist_ok=True)
         if is_generated(data):
             data = str(_generated_folder(data, root, progress))
-        files = find_data_files(Path(os.path.expanduser(data)))
+        files = find_data_files(Path(data))
         content = CONTENT_SALT + "".join(_file_hash(path, root) for path in files.paths)
         fingerprint = hashlib.sha256(content.encode()).hexdigest()[:16]
         folder = (root / f"{fingerprint}-{STORE_FORMAT}.{INDEX_FORMAT}").resolve()
