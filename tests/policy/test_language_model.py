@@ -34,7 +34,7 @@ from transformers import (
 )
 
 from ragen_apo.agent.context import ContextManager
-from ragen_apo.config.policy import SmallModelConfig
+from ragen_apo.config.policy import LoraConfig, SmallModelConfig
 from ragen_apo.errors import ConfigError, ModelError
 from ragen_apo.policy import language_model
 from ragen_apo.policy.conversation_probe import probe_conversation
@@ -44,7 +44,9 @@ from ragen_apo.policy.language_model import (
     build_small_model,
     check_model,
     load_language_model,
+    load_tokenizer,
 )
+from ragen_apo.policy.lora import add_adapters, save_adapters
 from ragen_apo.seeding import generator
 from ragen_apo.warm_start.batches import copyable_token_ids
 from tests.chat_templates import SMOLLM_3, with_template
@@ -243,6 +245,20 @@ def test_an_episode_may_be_as_long_as_the_models_positions_go(
     else:
         with pytest.raises(ConfigError, match="is 1025, and .* at most 1024 tokens"):
             check_model(folder, max_context_tokens=length, trust_remote_code=False)
+
+
+def test_a_folder_with_adapters_beside_the_weights_is_refused(folder: Path) -> None:
+    """transformers would put them in and freeze the weights, and nothing would learn."""
+    model = load_language_model(folder, device=CPU)
+    add_adapters(model.model, LoraConfig(rank=2), seed=0)
+    save_adapters(model.model, folder)
+    for load in (
+        lambda: load_language_model(folder, device=CPU),
+        lambda: check_model(folder, max_context_tokens=8, trust_remote_code=False),
+        lambda: load_tokenizer(folder, trust_remote_code=False),
+    ):
+        with pytest.raises(ModelError, match=r"holds adapters \(adapter_config\.json\); expected"):
+            load()
 
 
 def test_a_folder_without_tokenizer_is_refused(folder: Path) -> None:

@@ -5,6 +5,7 @@ No message here repeats a key, or the name of a variable: people paste keys ther
 
 from __future__ import annotations
 
+import json
 import os
 
 from ragen_apo.addresses import problem_with_variable_name
@@ -41,3 +42,17 @@ def without_key(text: str, key: str | None) -> str:
     if key is None or len(key) < _MIN_SECRET_CHARACTERS:
         return text
     return text.replace(key, "[the key]")
+
+
+def json_without_key(text: str, key: str | None) -> str:
+    """As `without_key`, also where the text is JSON and writes the key otherwise (`\\/` for `/`)."""
+    text = without_key(text, key)
+    if key is None or "\\" not in text:
+        return text
+    try:
+        read = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    plain = json.dumps(read)
+    hidden = without_key(plain, json.dumps(key)[1:-1])
+    return text if hidden == plain else hidden

@@ -43,7 +43,13 @@ from ragen_apo.policy.chat_template import (
     read_chat_template,
 )
 from ragen_apo.policy.hub import hub_commit, not_loaded
-from ragen_apo.policy.lora import adapters_disabled, plain_weights, update_digest
+from ragen_apo.policy.lora import (
+    ADAPTER_SETTINGS,
+    adapters_disabled,
+    has_adapters,
+    plain_weights,
+    update_digest,
+)
 from ragen_apo.policy.model_checks import check_embeddings, probe_model, refuse_foreign_weights
 from ragen_apo.policy.packed_weights import packed_weights
 from ragen_apo.policy.passes import (
@@ -347,6 +353,8 @@ def load_language_model(
                 "The file was cut off or overwritten; copy or train it again."
             ) from error
         raise not_loaded(path, error, revision=revision) from error
+    if has_adapters(model):
+        raise _adapters_of_others(path)
     refuse_foreign_weights(path, loading)
     tokenizer = load_tokenizer(
         path,
@@ -392,7 +400,18 @@ def check_model(
     check_architecture(config, path, max_context_tokens=max_context_tokens)
 
 
+def _adapters_of_others(path: str | Path) -> ModelError:
+    """transformers would put them in by itself, and freeze the weights."""
+    return ModelError(
+        f"'{path}' holds adapters ({ADAPTER_SETTINGS}); expected a model alone. Merge them with "
+        "peft (merge_and_unload, then save_pretrained into a new folder), or remove the files "
+        "adapter_* to take the model without them"
+    )
+
+
 def _check_folder(path: str | Path) -> None:
+    if (Path(path) / ADAPTER_SETTINGS).is_file():
+        raise _adapters_of_others(path)
     if Path(path).is_dir() and not any(Path(path).glob("tokenizer*")):
         raise ModelError(
             f"'{path}' holds a model but no tokenizer (tokenizer.json, tokenizer_config.json); "

@@ -26,6 +26,8 @@ from ragen_apo.config.policy import ALL_LINEAR, LoraConfig
 from ragen_apo.errors import ConfigError
 from ragen_apo.policy.passes import seeded_torch
 
+ADAPTER_SETTINGS = "adapter_config.json"
+"""The file of peft by which transformers, too, finds adapters in a folder."""
 _ADAPTER = "default"
 _MARK = ".lora_"
 """Occurs in the name of every tensor of an adapter, and `_BASE` in those of the layer below it."""
@@ -219,7 +221,7 @@ def save_adapters(
     tensors = {name: tensor.contiguous() for name, tensor in adapter_tensors(model).items()}
     save_file(tensors, folder / "adapter_model.safetensors")
     settings = adapter_settings(model) | {"base_model_name_or_path": base, "revision": revision}
-    (folder / "adapter_config.json").write_text(json.dumps(settings, indent=2), encoding="utf-8")
+    (folder / ADAPTER_SETTINGS).write_text(json.dumps(settings, indent=2), encoding="utf-8")
 
 
 def _adapted_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:

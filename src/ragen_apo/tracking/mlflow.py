@@ -41,14 +41,18 @@ class MLflow:
         if found := self._client.search_runs([experiment], filter_string=name, max_results=1):
             self._run = found[0].info.run_id
             self._client.update_run(self._run, status="RUNNING")
+            known_parameters = found[0].data.params
         else:
             self._run = self._client.create_run(experiment, run_name=run_name).info.run_id
-            self._note_config(config)
+            known_parameters = {}
+        self._note_config(config, known_parameters)
 
-    def _note_config(self, config: Mapping[str, Any]) -> None:
+    def _note_config(self, config: Mapping[str, Any], known: Mapping[str, str]) -> None:
+        """A parameter keeps its first value, as MLflow wants it; config.json has the newest."""
         parameters = [
             self._mlflow.entities.Param(name, str(value)[:MAX_PARAMETER_LENGTH])
             for name, value in flattened(config, separator=".")
+            if name not in known
         ]
         for start in range(0, len(parameters), MAX_PARAMETERS):
             part = parameters[start : start + MAX_PARAMETERS]

@@ -128,7 +128,7 @@ def save_checkpoint(
             "see to it (space, permissions) and continue with --resume."
         ) from error
     for old in list_checkpoints(directory)[:-keep]:
-        shutil.rmtree(old)
+        shutil.rmtree(old, ignore_errors=True)  # what stays is removed after the next one
 
 
 def list_checkpoints(directory: Path) -> list[Path]:

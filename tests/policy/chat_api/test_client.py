@@ -159,7 +159,7 @@ def test_retry_after_as_a_date_is_waited_for() -> None:
     assert server.times[1] - server.times[0] >= 0.9
 
 
-@pytest.mark.parametrize("value", ["soon", "-5", "nan", "inf"])
+@pytest.mark.parametrize("value", ["soon", "-5", "nan", "inf", "Mon, 01 Jan 99999999999999 00:00:00 GMT"])
 def test_an_unreadable_retry_after_is_left_to_the_backoff(value: str) -> None:
     with serving(says("calm"), refuses(429, Retry_After=value)) as server:
         assert ask(server).content == "calm"
@@ -274,6 +274,19 @@ def test_a_key_that_a_server_repeats_is_taken_out_also_where_the_message_is_cut(
 def test_a_key_that_a_server_repeats_does_not_reach_an_answer() -> None:
     with serving(says(f"my key is {KEY}")) as server:
         assert ask(server).content == "my key is [the key]"
+
+
+@pytest.mark.parametrize("written", ["\\/", "\\u002f", "\\u002F"])
+def test_a_key_that_a_server_writes_with_escapes_does_not_reach_an_answer(written: str) -> None:
+    key = "sk-proj/very-secret"
+    body = json.dumps(completion(f"my key is {key}")).replace("/", written)
+    sampling = Sampling("tiny", 0.0, 64)
+    with (
+        serving(says("calm"), sends(body)) as server,
+        ChatClient(Address(server.url), sampling, key=key, retries=QUICK) as client,
+    ):
+        answer = client.answer(MESSAGES, draws=np.random.default_rng(0))
+    assert answer.content == "my key is [the key]"
 
 
 def test_a_client_that_is_stopped_makes_no_other_attempt() -> None:

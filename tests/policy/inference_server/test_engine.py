@@ -383,11 +383,13 @@ def test_weights_that_the_server_does_not_take_over_are_noticed_before_an_episod
 def test_log_probabilities_before_the_temperature_are_recognised(
     make_engine: Callable[..., ServerEngine], model: LanguageModel, fake: FakeVllm
 ) -> None:
+    """At once: another attempt would compute the same."""
     fake.scale_logprobs = False
-    engine = make_engine(model, retries=0, temperature=0.5)
+    engine = make_engine(model, retries=3, temperature=0.5)
     advice = "differ from the policy's by .* start it with --logprobs-mode processed_logprobs"
     with pytest.raises(ServerError, match=advice):
         respond(engine, temperature=0.5)
+    assert len([path for path, _ in fake.asked if path == COMPLETIONS]) == 2
 
 
 @pytest.mark.slow

@@ -269,7 +269,7 @@ def _retry_after(headers: Mapping[str, str]) -> float:
 def _seconds_until(date: str) -> float:
     try:
         moment = email.utils.parsedate_to_datetime(date)
-    except ValueError:
+    except (ValueError, OverflowError):
         return 0.0
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=timezone.utc)

@@ -79,4 +79,5 @@ def require_agreement(
         f"average and {gap_N.max():.3g} at most, and {MAX_MEAN_GAP:g} on average is the limit; "
         f"{cause}",
         advice="Start the server again as docs/server.md says",
+        is_final=True,
     )
