@@ -2,6 +2,7 @@
 
 import importlib
 import json
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -29,11 +30,11 @@ def name(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_pa
     return name
 
 
-def note_steps(name: str, run: RunDirectory, *steps: int) -> None:
+def note_steps(name: str, run: RunDirectory, *steps: int, options: Sequence[str] = ()) -> None:
     """One attempt, in what a process of its own would make: these steps of Stage 2."""
     said = factories.Sayings()
     keys = f"--tracking={{trackers: {name}, project: tests, num_episodes: 1}}"
-    tracking = RunTracking(factories.config(keys), run, said)
+    tracking = RunTracking(factories.config(keys, *options), run, said)
     with tracking.running():
         copied = {"phase": "copy", "step": 10 * steps[0], "loss": 2.5, "seconds": 0.25}
         append_json_line(run.warm_start, copied)
@@ -80,6 +81,14 @@ def test_a_resumed_run_is_the_same_run_of_the_tracker(name: str, tmp_path: Path)
     found = written(name, run)
     assert found.runs == 1
     assert found.points["success_rate"] == [(1, 0.25), (2, 0.5)]
+
+
+@pytest.mark.skipif(find_spec("alembic") is None, reason="the extra `mlflow` is not installed")
+def test_mlflow_has_the_configuration_of_the_attempt_that_goes_on(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    note_steps("mlflow", run, 1)
+    note_steps("mlflow", run, 2, options=["--training.max_steps=77"])
+    assert written("mlflow", run).config["training"]["max_steps"] == 77
 
 
 @pytest.mark.skipif(find_spec("wandb") is None, reason="the extra `wandb` is not installed")

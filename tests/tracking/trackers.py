@@ -29,6 +29,8 @@ class Written:
     """What each attempt was said to have done in the end."""
     runs: int = 1
     """How many runs the tracker thinks there are."""
+    config: dict[str, Any] = field(default_factory=dict)
+    """The newest, where a reader looks."""
 
     def add(self, name: str, step: int, value: float) -> None:
         self.points.setdefault(name, []).append((step, round(value, 6)))
@@ -155,6 +157,7 @@ def mlflow(folder: Path, run_name: str) -> Written:
     number = runs[0].info.run_id
     assert (runs[0].info.run_name, runs[0].info.status) == (run_name, "FINISHED")
     assert runs[0].data.params["algorithm.name"] == "apo"
+    written.config = json.loads(Path(client.download_artifacts(number, "config.json")).read_text())
     for name in runs[0].data.metrics:
         for point in client.get_metric_history(number, name):
             written.add(name, point.step, point.value)
