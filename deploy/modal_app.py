@@ -28,6 +28,8 @@ NUM_NODES = int(os.environ.get("RAGEN_APO_NODES", "2"))
 RUNS = Path(os.environ.get("RAGEN_APO_RUNS", "/runs"))
 DAY_SECONDS = 24 * 60 * 60
 PORT = 29500
+REFUSED = 2
+"""The exit status of a command that would fail again, such as one with a misspelt key."""
 
 app = modal.App("ragen-apo")
 image = modal.Image.from_dockerfile(ROOT / "deploy" / "Dockerfile", context_dir=ROOT)
@@ -35,12 +37,14 @@ volumes = {
     "/runs": modal.Volume.from_name("ragen-apo-runs", create_if_missing=True),
     "/models": modal.Volume.from_name("ragen-apo-models", create_if_missing=True),
 }
-secret = os.environ.get("RAGEN_APO_SECRET")
+secret_name = os.environ.get("RAGEN_APO_SECRET")
+# Containers import this file without the variable, and Modal wants as many objects there as here.
+secret = modal.Secret.from_name(secret_name) if secret_name else modal.Secret.from_dict({})
 training = {
     "image": image,
     "gpu": GPU,
     "volumes": volumes,
-    "secrets": [modal.Secret.from_name(secret)] if secret else [],
+    "secrets": [secret],
     "retries": modal.Retries(max_retries=10, initial_delay=0.0),
     "timeout": DAY_SECONDS,
     "single_use_containers": True,
@@ -85,6 +89,19 @@ def launcher(
     ]
 
 
+def run_or_refusal(command: Sequence[str], name: str) -> str:
+    """The run's folder, or that the command was refused: an exception would be tried again.
+
+    Raises CalledProcessError where the command ended otherwise, as torchrun always does.
+    """
+    status = subprocess.run(command, check=False).returncode
+    if status == REFUSED:
+        return f"refused: the container's log says why (exit status {REFUSED})"
+    if status:
+        raise subprocess.CalledProcessError(status, command)
+    return str(run_folder(name))
+
+
 def num_gpus() -> int:
     """Of this container."""
     import torch
@@ -96,8 +113,7 @@ def num_gpus() -> int:
 def train(config: str, name: str, overrides: Sequence[str] = ()) -> str:
     """Trains, evaluates and reports on all GPUs of one machine; returns the run's folder."""
     arguments = training_arguments(config, name, overrides)
-    subprocess.run([*launcher(num_processes=num_gpus()), *arguments], check=True)
-    return str(run_folder(name))
+    return run_or_refusal([*launcher(num_processes=num_gpus()), *arguments], name)
 
 
 @app.function(**training)
@@ -112,8 +128,7 @@ def train_nodes(config: str, name: str, overrides: Sequence[str] = ()) -> str:
     command = launcher(
         num_processes=num_gpus(), rank=cluster.container_rank(), hosts=cluster.container_ips()
     )
-    subprocess.run([*command, *training_arguments(config, name, overrides)], check=True)
-    return str(run_folder(name))
+    return run_or_refusal([*command, *training_arguments(config, name, overrides)], name)
 
 
 @app.function(image=image, gpu=GPU, volumes=volumes, timeout=DAY_SECONDS)
@@ -135,6 +150,7 @@ def report(name: str) -> str:
 @app.local_entrypoint()
 def main(config: str, name: str, overrides: str = "", nodes: bool = False) -> None:
     """Trains with a configuration of this machine; prints where the run is on the volume."""
+    run_folder(name)  # a wrong name is told here, before there is a container
     text, options = Path(config).read_text(encoding="utf-8"), shlex.split(overrides)
     function = train_nodes if nodes else train
     print(function.remote(text, name, options))

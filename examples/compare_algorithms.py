@@ -17,14 +17,14 @@ SHOP = Path(__file__).resolve().parents[1] / "configs" / "shop.yaml"
 
 def main(config=SHOP, folder="runs/example_algorithms"):
     path = Path(folder, "reference")
-    first = ragen_apo.train(config, path, until="reference", resume=path.exists())
+    first = ragen_apo.train(config, path, until="reference", resume=(path / "config.yaml").exists())
     tasks_per_step = first.config.training.tasks_per_step
     for algorithm, share in (("apo", 1), ("rloo", 8)):
         path = Path(folder, algorithm)
         run = ragen_apo.train(
             config,
             path,
-            resume=path.exists(),
+            resume=(path / "config.yaml").exists(),
             policy={"path": first.files.reference(0).absolute()},
             warm_start={"enabled": False},
             algorithm={"name": algorithm},

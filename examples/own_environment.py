@@ -7,6 +7,7 @@ A run keeps where this file is, and `ragen-apo evaluate` imports it: hence `if _
 
 import re
 import sys
+from pathlib import Path
 
 import ragen_apo
 from ragen_apo.environments.base import EnvironmentProperties, Reply
@@ -39,7 +40,7 @@ class Thermostat:
         pass
 
     def act(self, observation):
-        now, goal = map(int, re.findall(r"\d+", observation))
+        now, goal, *_ = [*map(int, re.findall(r"\d+", observation)), 0, 0]  # it reads anything
         return Reply(thought=f"{now} to {goal}", action="warmer" if now < goal else "cooler")
 
 
@@ -87,6 +88,7 @@ def main(run_dir="runs/example_own", num_demonstration_steps=400, num_steps=30):
     run = ragen_apo.train(
         CONFIG,
         run_dir,
+        resume=Path(run_dir, "config.yaml").exists(),
         environment=make_room,
         warm_start={
             "copy": {"max_steps": 0},

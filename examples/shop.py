@@ -15,7 +15,7 @@ SHOP = Path(__file__).resolve().parents[1] / "configs" / "shop.yaml"
 
 
 def main(config=SHOP, run_dir="runs/example_shop"):
-    run = ragen_apo.train(config, run_dir, resume=Path(run_dir).exists())
+    run = ragen_apo.train(config, run_dir, resume=Path(run_dir, "config.yaml").exists())
     results = ragen_apo.evaluate(run)
     reference = results["baselines"]["reference"]
     print(f"success: {results['success_rate']:.0%}, before {reference['success_rate']:.0%}")

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import ragen_apo
+from ragen_apo import api
 from ragen_apo.api import read_config
 from ragen_apo.config import RunConfig, load_config
 from ragen_apo.config.yaml_text import dump_yaml
@@ -350,13 +351,35 @@ def test_numbers_out_of_range_are_refused(run: ragen_apo.Run, asked: dict[str, i
         ({"concurrency": 2.5}, "concurrency must be a whole number of at least 1 .*, got 2.5"),
         ({"max_tokens": "512"}, "max_tokens must be a whole number .*, got '512'"),
         ({"timeout_seconds": None}, "timeout_seconds must be a number .*, got None"),
+        ({"concurrency": True}, "concurrency must be a whole number .*, got True"),
+        ({"model": 3}, "model: got 3, expected text"),
+        ({"base_url": None}, "base_url: got None, expected text"),
+        ({"extra_body": "x"}, "extra_body: got 'x', expected a mapping"),
     ],
 )
 def test_what_is_no_number_is_refused_before_a_server_is_asked(
     asked: dict[str, Any], words: str, new: Path
 ) -> None:
     with pytest.raises(ConfigError, match=words):
-        ragen_apo.evaluate_api("m", new, base_url="http://127.0.0.1:9/v1", config=TINY, **asked)
+        ragen_apo.evaluate_api(
+            **{"model": "m", "out": new, "base_url": "http://127.0.0.1:9/v1"} | asked, config=TINY
+        )
+
+
+@pytest.mark.parametrize("task", ["0", None, 1.5, -1])
+def test_a_task_that_is_no_number_is_refused(task: Any) -> None:
+    with pytest.raises(ConfigError, match="task must be a whole number of at least 0"):
+        api.show_prompt(TINY, task=task)
+
+
+def test_a_reference_that_is_no_number_is_refused(run: ragen_apo.Run) -> None:
+    with pytest.raises(ConfigError, match="reference must be a whole number of at least 0"):
+        ragen_apo.estimate_values(run, reference="0", progress=False)  # type: ignore[arg-type]
+
+
+def test_an_empty_path_is_not_the_present_folder() -> None:
+    with pytest.raises(ConfigError, match="run_dir: got an empty path"):
+        ragen_apo.train(TINY, "")
 
 
 # Environments

@@ -149,6 +149,24 @@ def test_a_missing_configuration(command: Command, tmp_path: Path) -> None:
     assert not (tmp_path / "new").exists()
 
 
+def test_an_empty_run_dir_is_not_the_present_folder(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As an unset variable of a shell gives it."""
+    monkeypatch.chdir(tmp_path)
+    result = command("train", "--config", "configs/shop.yaml", "--run-dir", "")
+    assert_refused(result, "--run-dir is empty; expected a path")
+    assert snapshot(tmp_path) == {}
+
+
+@pytest.mark.parametrize("columns", ["0", "1"])
+def test_a_terminal_without_width_gets_its_help(
+    columns: str, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    assert "--run-dir" in command("train", "--help").out
+
+
 def test_no_configuration_at_all(command: Command, tmp_path: Path) -> None:
     result = command("train", "--run-dir", tmp_path / "new")
     assert_refused(result, "--config is missing", "configs/shop.yaml")

@@ -198,6 +198,8 @@ class TestOverrides:
             (("--max_steps=1",), "did you mean warm_start.copy.max_steps or training.max_steps?"),
             (("--seed",), "--seed: no value; write --seed VALUE"),
             (("--seed", "--algorithm.beta2", "1"), "--seed: no value; write --seed VALUE"),
+            (("--resum",), "--resum: no value; write --resum VALUE (or did you mean --resume?)"),
+            (("false",), "VALUE. Flags take no value: --no-evaluate"),
             (("seed", "1"), "seed: unexpected; an override is written --section.key VALUE"),
             (("--seed.x", "1"), "--seed.x: unknown key"),
             (("--sampling.warmth", "1"), "--sampling.warmth: unknown key; known in sampling: temp"),
@@ -226,6 +228,12 @@ class TestOverrides:
         ("algorithm: {beta2: abc}", "algorithm.beta2: got 'abc', expected a number greater than 0"),
         ("algorithm: {beta2: true}", "algorithm.beta2: got true, expected a number greater than 0"),
         ("algorithm: {beta2: null}", "beta2: got null, expected a number greater than 0"),
+        (
+            "training.max_steps: 1",
+            "training.max_steps: unknown key; sections are nested: training: {max_steps: ...}, or "
+            'training={"max_steps": ...} in Python',
+        ),
+        ("policy: {small.num_layers: 1}", "sections are nested: small: {num_layers: ...}"),
         ("algorithm: {loss: huber}", "loss: got 'huber', expected regression or weighted"),
         ("apo: [1]", "apo: got [1], expected a section with beta, v_star_samples"),
         ("apo: {lss: 1}", "apo.lss: unknown key; the section apo may hold beta, v_star_samples"),

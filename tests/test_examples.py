@@ -14,6 +14,8 @@ from traitlets.config import Config
 import ragen_apo
 from ragen_apo.config.overrides import merge
 from ragen_apo.config.yaml_text import dump_yaml
+from ragen_apo.environments.base import make_environment
+from ragen_apo.environments.contract import check_environment
 from ragen_apo.errors import ConfigError
 from ragen_apo.files import read_json_lines
 from tests.forks import Fork
@@ -47,10 +49,16 @@ def in_short(monkeypatch: pytest.MonkeyPatch) -> None:
     train = ragen_apo.train
 
     def trained(
-        config: dict[str, Any], run_dir: str, *, environment: Any, progress: bool = True, **sections
+        config: dict[str, Any],
+        run_dir: str,
+        *,
+        resume: bool,
+        environment: Any,
+        progress: bool = True,
+        **sections: Any,
     ) -> ragen_apo.Run:
         short = merge(merge(config, sections), SIZES)
-        return train(short, run_dir, environment=environment, progress=progress)
+        return train(short, run_dir, resume=resume, environment=environment, progress=progress)
 
     monkeypatch.setattr(ragen_apo, "train", trained)
 
@@ -103,9 +111,12 @@ def test_an_environment_of_ones_own_is_trained_on_and_found_again_by_another_pro
         sys.argv = [str(script), str(run), "4", "1"]
         runpy.run_path(str(script), run_name="__main__")
 
-    process = Fork(tmp_path / "output", play_it)
-    said = process.ended()
-    assert process.returncode == 0, said
+    for _ in range(2):  # the second time the run is there
+        process = Fork(tmp_path / "output", play_it)
+        said = process.ended()
+        assert process.returncode == 0, said
+    found = check_environment(lambda: make_environment(f"{script}:make_room", {}))
+    assert set(found.values()) == {None}
     assert ragen_apo.episodes(run)[0].task.environment == "room"
     with pytest.raises(ConfigError, match=r"own_environment\.py:make_room.*trust_remote_code"):
         ragen_apo.evaluate(run)

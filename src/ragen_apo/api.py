@@ -31,6 +31,7 @@ from ragen_apo.config.load import config_of, read_values
 from ragen_apo.config.overrides import changes_in_words, differences, merge
 from ragen_apo.config.references import code_named_by, is_reference, with_absolute_paths
 from ragen_apo.config.search import SearchConfig
+from ragen_apo.config.section import LARGEST
 from ragen_apo.distributed.torchrun import this_worker
 from ragen_apo.environments.foreign import is_provided, provide, reference_to
 from ragen_apo.errors import ConfigError, RunDirectoryError
@@ -323,10 +324,14 @@ def evaluate_api(  # noqa: PLR0913 (the options of a server)
 
     _require_one_process("an evaluation of a model behind an API")
     given = read_config({} if config is None else config, environment=environment, **sections)
+    _require_text("base_url", base_url)
     address = read_address(base_url)
     key = key_for(address, variable=api_key_env)
+    _require_text("model", model)
     if not model.strip():
         raise ConfigError("model is empty; expected the name under which the server knows it")
+    if not isinstance(extra_body, Mapping | None):
+        raise ConfigError(f"extra_body: got {shortened(repr(extra_body), 80)}, expected a mapping")
     _require_range("max_tokens", max_tokens, least=1, most=1_000_000)
     _require_range("concurrency", concurrency, least=1, most=1000)
     _require_range("timeout_seconds", timeout_seconds, least=0.01, most=86_400)
@@ -355,9 +360,15 @@ def evaluate_api(  # noqa: PLR0913 (the options of a server)
         )
 
 
+def _require_text(name: str, value: object) -> None:
+    if not isinstance(value, str):
+        raise ConfigError(f"{name}: got {shortened(repr(value), 80)}, expected text")
+
+
 def _require_range(name: str, value: float, *, least: float, most: float) -> None:
     kind, words = (Integral, "a whole number") if isinstance(least, int) else (Real, "a number")
-    if not isinstance(value, kind) or not least <= value <= most:
+    is_number = isinstance(value, kind) and not isinstance(value, bool)
+    if not is_number or not least <= value <= most:
         raise ConfigError(
             f"{name} must be {words} of at least {least:g} and at most {most:,}, got {value!r}"
         )
@@ -385,6 +396,7 @@ def estimate_values(
     """
     from ragen_apo.stages.values import estimate_run_values
 
+    _require_range("reference", reference, least=0, most=LARGEST)
     opened = open_run(run, environment=environment, trust_remote_code=trust_remote_code)
     changes: dict[str, dict[str, Any]] = {}
     if samples is not None:
@@ -421,6 +433,7 @@ def show_prompt(
     """
     from ragen_apo.stages.shown_prompt import show_prompt as show
 
+    _require_range("task", task, least=0, most=LARGEST)
     given = read_config(config, environment=environment, **sections)
     tokenizer_of = None if run is None else open_directory(_path(run, "run"))
     return show(given, run=tokenizer_of, task=task)
@@ -465,6 +478,9 @@ def push_to_hub(
     """
     from ragen_apo.report.publish import push_to_hub as push
 
+    _require_text("repository", repository)
+    if not repository.strip():
+        raise ConfigError("repository is empty; expected owner/name")
     return push(_files(run).path, repository, private=private, license_id=license_id)
 
 
@@ -576,6 +592,8 @@ def _path(given: Run | Path | str, name: str) -> Path:
         return given.files.path
     if not isinstance(given, str | os.PathLike):
         raise ConfigError(f"{name}: got {shortened(repr(given), 80)}, expected a path")
+    if not os.fspath(given):
+        raise ConfigError(f"{name}: got an empty path, expected where it is")
     return Path(os.path.expanduser(given))
 
 

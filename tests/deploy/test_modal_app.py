@@ -1,6 +1,7 @@
 """deploy/modal_app.py as far as it goes without an account: its import and `.local()`."""
 
 import importlib.util
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -15,15 +16,19 @@ APP = Path(__file__).resolve().parents[2] / "deploy" / "modal_app.py"
 pytest.importorskip("modal", reason="the package modal is not installed")
 
 
-@pytest.fixture
-def modal_app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The application, with runs in a temporary folder in place of the volume."""
-    monkeypatch.setenv("RAGEN_APO_RUNS", str(tmp_path))
+def imported() -> ModuleType:
     spec = importlib.util.spec_from_file_location("modal_app", APP)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture
+def modal_app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The application, with runs in a temporary folder in place of the volume."""
+    monkeypatch.setenv("RAGEN_APO_RUNS", str(tmp_path))
+    return imported()
 
 
 @pytest.mark.slow
@@ -72,3 +77,23 @@ def test_several_gpus_are_started_by_torchrun(modal_app: ModuleType) -> None:
 def test_several_nodes_meet_at_the_first(modal_app: ModuleType) -> None:
     command = " ".join(modal_app.launcher(num_processes=8, rank=1, hosts=("fd00::1", "fd00::2")))
     assert "--nnodes 2 --node-rank 1 --nproc-per-node 8 --master-addr fd00::1" in command
+
+
+def test_a_container_has_as_many_objects_as_where_the_secret_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Containers do not have the variable, and Modal refuses to start with another number."""
+    monkeypatch.setenv("RAGEN_APO_SECRET", "wandb")
+    with_name = len(imported().training["secrets"])
+    monkeypatch.delenv("RAGEN_APO_SECRET")
+    assert len(imported().training["secrets"]) == with_name == 1
+
+
+def test_what_is_refused_is_told_and_not_raised(modal_app: ModuleType) -> None:
+    """What is raised in a container is tried again, up to ten times on rented GPUs."""
+    exits = "import sys; sys.exit(int(sys.argv[1]))"
+    ended = {status: [sys.executable, "-c", exits, str(status)] for status in (0, 1, 2)}
+    assert modal_app.run_or_refusal(ended[0], "mine") == str(modal_app.run_folder("mine"))
+    assert modal_app.run_or_refusal(ended[2], "mine").startswith("refused")
+    with pytest.raises(subprocess.CalledProcessError):
+        modal_app.run_or_refusal(ended[1], "mine")

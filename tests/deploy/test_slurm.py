@@ -16,7 +16,7 @@ SCONTROL = """#!/usr/bin/env bash
 [[ $1 = show && $2 = hostnames && $3 = "node[1-2]" ]] && printf 'localhost\\nnode2\\n'
 """
 SRUN = """#!/usr/bin/env bash
-while [[ $1 = --* ]]; do shift; done
+while [[ $1 = --* ]]; do echo "$1" >> "$SEEN.srun"; shift; done
 export SLURM_NODEID
 for SLURM_NODEID in $(seq 0 $((SLURM_NNODES - 1))); do
   "$@"
@@ -44,6 +44,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
         "SLURM_JOB_NODELIST": "node[1-2]",
         "SLURM_NNODES": "2",
         "SLURM_GPUS_ON_NODE": "8",
+        "SLURM_CPUS_PER_TASK": "64",
     }
 
 
@@ -73,6 +74,7 @@ def test_each_node_starts_torchrun_and_meets_at_the_first(
     ]
     seen = (tmp_path / "seen").read_text().splitlines()
     assert seen == ["node 0", *command, "node 1", *command]
+    assert "--cpus-per-task=64" in (tmp_path / "seen.srun").read_text().splitlines()
 
 
 def test_a_job_that_was_requeued_goes_on_with_its_own_keys(

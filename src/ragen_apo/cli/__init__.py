@@ -43,10 +43,13 @@ _KEPT = (
     "Nothing that was saved is lost; train continues with --resume, compare and evaluate "
     "--api-model with the same command."
 )
+_MIN_COLUMNS = 20
 
 
 def main() -> None:
     """The entry point: turns expected errors into messages and exit statuses."""
+    if os.environ.get("COLUMNS", "").isdecimal() and int(os.environ["COLUMNS"]) < _MIN_COLUMNS:
+        del os.environ["COLUMNS"]  # Cyclopts would lay a help page out for ever
     try:
         with _terminable():
             tokens = [_AT_HOME.sub(_expanded, token) for token in sys.argv[1:]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
@@ -62,6 +63,16 @@ def whole_number(least: int, most: int = 1_000_000) -> Parameter:
     return Parameter(converter=convert)
 
 
+def _given_path(_: type, tokens: Sequence[Token]) -> Path:
+    if not tokens[0].value:
+        raise ConfigError(
+            f"{tokens[0].keyword} is empty; expected a path (a variable of the shell may be unset)"
+        )
+    return Path(tokens[0].value)
+
+
+Folder = Annotated[Path, Parameter(converter=_given_path)]
+"""Where something is written: nothing stands for the present folder but a dot."""
 Number = Annotated[int, whole_number(1)]
 NumberOrZero = Annotated[int, whole_number(0, 1_000_000_000)]
 Overrides = Annotated[str, Parameter(allow_leading_hyphen=True)]

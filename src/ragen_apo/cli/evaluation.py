@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Group, Parameter
 
 from ragen_apo.choices import ResponseFormat, SearchRanking
-from ragen_apo.cli.common import Number, TrustRemoteCode, app, examples, print_policies, say
+from ragen_apo.cli.common import (
+    Folder,
+    Number,
+    TrustRemoteCode,
+    app,
+    examples,
+    print_policies,
+    say,
+)
 from ragen_apo.errors import ConfigError
 from ragen_apo.plural import counted
 
@@ -64,7 +72,7 @@ class ApiOptions:
     """Play with this model of a server, under its name there, instead of with a run."""
     base_url: str | None = None
     """Root of the server's OpenAI-compatible API, such as http://127.0.0.1:8000/v1."""
-    out: Path | None = None
+    out: Folder | None = None
     """Folder of the evaluation, which goes on there if it was interrupted. Default:
     runs/api/MODEL-ENVIRONMENT."""
     environment: str | None = None

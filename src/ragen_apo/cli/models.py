@@ -7,7 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from ragen_apo.cli.common import app, examples, say
+from ragen_apo.cli.common import Folder, app, examples, say
 
 
 @app.command(
@@ -16,7 +16,7 @@ from ragen_apo.cli.common import app, examples, say
         "model downloads/model.Q8_0.gguf --out models/mine",
     )
 )
-def model(source: str, *, out: Path) -> None:
+def model(source: str, *, out: Folder) -> None:
     """Make a model folder for `policy.path` from a GGUF file.
 
     Args:

@@ -77,8 +77,8 @@ def serve_shop(
 
     Args:
         environment: shop or webshop; with a run, its environment.
-        options: Options of the environment, such as `--max_turns 5`; docs/environments.md has all
-            of them. A run has its own.
+        options: Options of the environment, after its name, such as `--max_turns 5`;
+            docs/environments.md has all of them. A run has its own.
         run: A run, or an evaluation of a model behind an API. Its environment and goals are used,
             and the pages show what its agent did on them.
         split: The split of the goals. Default: train; with a run, the split of its evaluation.
@@ -174,8 +174,8 @@ def serve_openenv(
 
     Args:
         environment: Name of an environment, path.py:function or module:function.
-        options: Options of the environment, such as `--max_turns 5`; docs/environments.md has all
-            of them.
+        options: Options of the environment, after its name, such as `--max_turns 5`;
+            docs/environments.md has all of them.
         split: The split of a reset's task, if the reset names none.
         max_sessions: Largest number of connections at a time.
         host: The address to listen on. If it is not this machine's own, requests need the printed

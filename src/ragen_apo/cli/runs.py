@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from ragen_apo.choices import RunEnd
 from ragen_apo.cli.common import (
+    Folder,
     Number,
     NumberOrZero,
     Overrides,
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 )
 def train(
     *overrides: Overrides,
-    run_dir: Path | None = None,
+    run_dir: Folder | None = None,
     config: Path | None = None,
     resume: bool = False,
     evaluate: bool = True,
@@ -79,7 +80,7 @@ def train(
 )
 def warm_start(
     *overrides: Overrides,
-    run_dir: Path | None = None,
+    run_dir: Folder | None = None,
     config: Path | None = None,
     resume: bool = False,
     trust_remote_code: TrustRemoteCode = False,
@@ -181,7 +182,7 @@ def report(run: Path, *, pdf: bool = False) -> None:
     help_epilogue=examples("compare --config configs/compare_shop.yaml --out runs/compare")
 )
 def compare(
-    *, config: Path, out: Path = Path("runs/compare"), parallel: Number = 1, pdf: bool = False
+    *, config: Path, out: Folder = Path("runs/compare"), parallel: Number = 1, pdf: bool = False
 ) -> None:
     """Train several algorithms from the same reference with the same seeds, and compare them.
 

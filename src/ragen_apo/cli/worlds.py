@@ -45,8 +45,8 @@ def play(
 
     Args:
         environment: Name of an environment, path.py:function or module:function.
-        options: Options of the environment, such as `--max_turns 5`; docs/environments.md has all
-            of them.
+        options: Options of the environment, after its name, such as `--max_turns 5`;
+            docs/environments.md has all of them.
         split: The split of the task.
         task: Which task of the split, counted from 0.
         record: A .jsonl file to which the episode is added when it ends. With
@@ -95,7 +95,7 @@ def check(environment: str, *options: Overrides, num_tasks: Number = 50) -> int:
     Args:
         environment: Name of an environment, built-in or from an installed package; path.py:function
             or module:function for one of your own.
-        options: Options of the environment, such as `--max_turns 5`.
+        options: Options of the environment, after its name, such as `--max_turns 5`.
         num_tasks: Training tasks, from all over the split, that each scripted policy plays for the
             table.
     """

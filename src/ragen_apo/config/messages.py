@@ -182,6 +182,8 @@ def describe_problem(error: ErrorDetails, keys: Mapping[str, Key], *, where: str
     label = path or "configuration"
     if error["type"] in ("extra_forbidden", "invalid_key"):
         above = _known_path(parts[:-1], keys)
+        if "." in parts[-1] and ".".join(filter(None, [above, parts[-1]])) in keys:
+            return f"{label}: unknown key; sections are nested: {_nested(parts[-1])}"
         meant = suggestion(".".join(filter(None, [above, parts[-1]])), list(keys))
         return f"{label}: unknown key; {meant.replace(above, '.'.join(parts[:-1]))}"
     if error["type"] == "value_error":
@@ -208,6 +210,15 @@ def describe_problem(error: ErrorDetails, keys: Mapping[str, Key], *, where: str
     if error["type"] == "finite_number":
         expected = expected.replace("a number", "a finite number")
     return f"{label}: got {shown(error['input'])}, expected {expected}"
+
+
+def _nested(path: str) -> str:
+    """How a file, and how a script, has a key that was written with dots."""
+    section, *names = path.split(".")
+    in_file, in_script = "...", "..."
+    for name in reversed(names):
+        in_file, in_script = f"{{{name}: {in_file}}}", f'{{"{name}": {in_script}}}'
+    return f"{section}: {in_file}, or {section}={in_script} in Python"
 
 
 def _known_path(parts: Sequence[str], keys: Mapping[str, Key]) -> str:

@@ -6,6 +6,7 @@ checked by the same rules as a line of the file. `differences` tells two nested 
 
 from __future__ import annotations
 
+import difflib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -17,6 +18,8 @@ from ragen_apo.errors import ConfigError
 
 OPEN = ("environment.", "agent.template_options.")
 """Where the names of keys are somebody else's."""
+FLAGS = ("--no-evaluate", "--resume", "--trust-remote-code")
+"""What the commands that take overrides take besides, without a value."""
 MAX_CHANGES = 5
 """Of those that a message names."""
 
@@ -38,11 +41,16 @@ def parse_overrides(
         name, equals, text = token.removeprefix("--").partition("=")
         path = name.replace("-", "_")
         if not token.startswith("--") or not name:
-            problems.append(f"{token}: unexpected; an override is written --section.key VALUE")
+            of_flags = f". Flags take no value: {FLAGS[0]}" if token in ("true", "false") else ""
+            problems.append(
+                f"{token}: unexpected; an override is written --section.key VALUE{of_flags}"
+            )
             continue
         if not equals:
             if not remaining or remaining[0].startswith("--"):
-                problems.append(f"{token}: no value; write {token} VALUE")
+                close = difflib.get_close_matches(token, () if path in keys else FLAGS, n=1)
+                meant = f" (or did you mean {close[0]}?)" if close else ""
+                problems.append(f"{token}: no value; write {token} VALUE{meant}")
                 continue
             text = remaining.pop(0)
         if path not in keys and not path.startswith(OPEN):

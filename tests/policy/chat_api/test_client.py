@@ -159,7 +159,9 @@ def test_retry_after_as_a_date_is_waited_for() -> None:
     assert server.times[1] - server.times[0] >= 0.9
 
 
-@pytest.mark.parametrize("value", ["soon", "-5", "nan", "inf", "Mon, 01 Jan 99999999999999 00:00:00 GMT"])
+@pytest.mark.parametrize(
+    "value", ["soon", "-5", "nan", "inf", "Mon, 01 Jan 99999999999999 00:00:00 GMT"]
+)
 def test_an_unreadable_retry_after_is_left_to_the_backoff(value: str) -> None:
     with serving(says("calm"), refuses(429, Retry_After=value)) as server:
         assert ask(server).content == "calm"
