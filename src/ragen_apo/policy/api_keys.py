@@ -45,7 +45,10 @@ def without_key(text: str, key: str | None) -> str:
 
 
 def json_without_key(text: str, key: str | None) -> str:
-    """As `without_key`, also where the text is JSON and writes the key otherwise (`\\/` for `/`)."""
+    """As `without_key`, also where the text is JSON that has the key in another notation.
+
+    JSON may write any character as an escape, as PHP writes slashes.
+    """
     text = without_key(text, key)
     if key is None or "\\" not in text:
         return text

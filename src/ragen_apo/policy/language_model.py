@@ -401,7 +401,7 @@ def check_model(
 
 
 def _adapters_of_others(path: str | Path) -> ModelError:
-    """transformers would put them in by itself, and freeze the weights."""
+    """The library would put them in by itself, and freeze the weights."""
     return ModelError(
         f"'{path}' holds adapters ({ADAPTER_SETTINGS}); expected a model alone. Merge them with "
         "peft (merge_and_unload, then save_pretrained into a new folder), or remove the files "
