@@ -294,19 +294,17 @@ class EnvironmentManager:
             self._refuse(endlessness(self.properties), episode)
         return observation, float(reward), bool(terminated), bool(truncated), info
 
-    @contextlib.contextmanager
-    def _in_its_name(self, episode: _Episode | None = None) -> Iterator[None]:
-        """Says whose fault an exception is, where it was raised and in which episode."""
-        try:
-            yield
-        except SystemExit as error:
+    def _in_its_name(self, episode: _Episode | None = None) -> _InItsName:
+        return _InItsName(self, episode)
+
+    def failed(self, error: BaseException, episode: _Episode | None) -> None:
+        """Says whose fault an exception is that was raised inside `_in_its_name`."""
+        if isinstance(error, SystemExit):
             self._refuse(f"it tried to end the process ({error!r:.80})", episode, cause=error)
-        except EnvironmentProcessError as error:
+        if isinstance(error, EnvironmentProcessError):
             kind = EnvironmentRaisedError if error.may_pass else EnvironmentFaultError
             self._refuse(str(error), episode, cause=error, kind=kind)
-        except RagenApoError:
-            raise
-        except FOREIGN_FAILURES as error:
+        if not isinstance(error, RagenApoError) and isinstance(error, FOREIGN_FAILURES):
             hint = IN_A_THREAD if self.num_workers > 1 else ""
             self._refuse(
                 f"it raised {raised_in_words(error)}{hint}",
@@ -331,6 +329,25 @@ class EnvironmentManager:
                 f"the environment {self.properties.name!r}: {problem}{where}. `ragen-apo check` "
                 f"says what else it does that no environment may{passing if may_pass else ''}"
             ) from cause
+
+
+@dataclass(frozen=True)
+class _InItsName:
+    """Inside, exceptions become those that say whose fault they are.
+
+    Not a generator: since Python 3.13 its frame would keep the exception, and with it the pool and
+    all environments, until garbage is collected.
+    """
+
+    manager: EnvironmentManager
+    episode: _Episode | None
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if error is not None:
+            self.manager.failed(error, self.episode)
 
 
 def _close_all(environments: dict[int, TextEnvironment], *, owner: int) -> None:
