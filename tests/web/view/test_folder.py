@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from ragen_apo.errors import RunDirectoryError
 from ragen_apo.files import locked
+from ragen_apo.run_directory import RunDirectory
 from ragen_apo.web.view.folder import ITSELF, open_folder
 from ragen_apo.web.view.state import RunState, is_locked, state_of
 from tests.web.view_runs import client, get, some_episodes, write_run
@@ -158,3 +160,17 @@ def test_a_run_that_nobody_has_touched_for_long_has_stopped(tmp_path: Path) -> N
     assert state_of(run) is RunState.RUNNING
     os.utime(run.config, (1000, 1000))
     assert state_of(run) is RunState.STOPPED
+
+
+@pytest.mark.parametrize(
+    ("attempts", "words"), [(0, "warm-started"), (1, "stopped"), (None, "stopped")]
+)
+def test_a_run_that_was_to_end_with_its_reference_has_not_stopped(
+    attempts: int | None, words: str, tmp_path: Path
+) -> None:
+    run = RunDirectory(write_run(tmp_path / "one"))
+    run.note(**({} if attempts is None else {"attempts": attempts}))
+    for file in run.path.iterdir():
+        os.utime(file, (1000, 1000))
+    chips = re.findall(r'class="chip [^>]*>([^<]+)<', get(client(tmp_path), "/"))
+    assert chips == [words]

@@ -65,6 +65,9 @@ def run_line(site: Site, name: str) -> RunLine:
         reached = _reached(data, progress) or _before_stage_two(site, name)
     except (RunDirectoryError, OSError) as error:
         return RunLine(name, state, changed=changed, problem=one_line(error, 300))
+    # What ends as it was asked to is no attempt at more.
+    if state is RunState.STOPPED and data.record.get("attempts") == 0:
+        state = RunState.WARM_STARTED
     return RunLine(
         name=name,
         state=state,

@@ -22,12 +22,14 @@ class RunState(str, Enum):
     EVALUATED = "finished"
     TRAINED = "trained"
     """It has its policy, and no evaluation yet."""
+    WARM_STARTED = "warm-started"
+    """It ended with its reference, as it was asked to, and `train --resume` goes on."""
     STOPPED = "stopped"
     """Nobody works on it, and `train --resume` goes on."""
 
 
 def state_of(run: RunDirectory) -> RunState:
-    """The state now."""
+    """The state now; one that is STOPPED may have been asked for its reference only."""
     if is_locked(run.lock):
         return RunState.RUNNING
     if os.path.exists(run.results):  # not Path.exists, which raises where we may not look
