@@ -187,7 +187,6 @@ def ours(workload: str, *, model: str, device: str, adapters: bool, folder: Path
         "rollout_seconds": mean("rollout_seconds"),
         "training_seconds": mean("training_seconds"),
         "tokens": mean("num_generated_tokens"),
-        "context_tokens": mean("num_context_tokens"),
         "memory": torch.cuda.max_memory_allocated() if device == "cuda" else None,
         "planned": plan.total,
     }

@@ -99,11 +99,12 @@ def in_turns(
 ) -> dict[str, list[Rates]]:
     """What each player measures of each part but the first: `player(tasks, repeat=number)`.
 
-    All play a part before the next one begins.
+    All play a part before the next one begins, in turns from the first and from the last player.
     """
     found: dict[str, list[Rates]] = {name: [] for name in players}
     for repeat, tasks in enumerate(parts):
-        for name, player in players.items():
+        in_order = [*players.items()]
+        for name, player in in_order if repeat % 2 else reversed(in_order):
             measured = player(tasks, repeat=repeat)
             if repeat > 0:
                 found[name].append(measured)

@@ -33,14 +33,12 @@ from ragen_apo.run_directory import open_run
 
 RECORDED = (
     "num_episodes",
-    "num_turns_mean",
     "num_generated_tokens",
     "num_context_tokens",
     "rollout_seconds",
     "training_seconds",
 )
 JSON_BYTES_PER_TOKEN = 17  # docs/scaling.md
-GIB = 2**30
 
 
 @dataclass(frozen=True)
@@ -104,8 +102,6 @@ class Step:
     """What a step plays and trains on, of all ranks."""
 
     episodes: float
-    turns: float
-    """Of an episode."""
     generated: float
     """Tokens."""
     context: float
@@ -136,16 +132,20 @@ def seconds(network: Network, machine: Machine, step: Step, ranks: int = 1) -> d
     }
 
 
-def measured_machine(network: Network, *, num_tokens: int) -> Machine:
-    """The rates of this process, with its threads, on matrices of the network's own sizes."""
-    left = torch.randn(num_tokens, network.hidden)
-    right = torch.randn(network.hidden, network.intermediate)
+def measured_machine(network: Network, *, num_tokens: int, products: torch.dtype) -> Machine:
+    """The rates of this process, with its threads, on matrices of the network's own sizes.
+
+    `products` is the number format in which the run multiplies.
+    """
+    left = torch.randn(num_tokens, network.hidden, dtype=products)
+    right = torch.randn(network.hidden, network.intermediate, dtype=products)
     operations = 2 * left.numel() * network.intermediate
-    large = torch.randn(4096, 8192)
-    vector = torch.randn(8192)
+    large = torch.randn(4096, 8192, dtype=products)
+    vector = torch.randn(8192, dtype=products)
     return Machine(
         operations=operations / _fastest(lambda: left @ right),
-        memory=4 * large.numel() / _fastest(lambda: large @ vector),
+        memory=large.nbytes / _fastest(lambda: large @ vector),
+        weight_bytes=products.itemsize,
     )
 
 
@@ -168,13 +168,14 @@ def recorded(path: Path) -> list[object]:
     middle = {key: median(float(row[key]) for row in rows) for key in RECORDED}
     step = Step(
         episodes=middle["num_episodes"],
-        turns=middle["num_turns_mean"],
         generated=middle["num_generated_tokens"],
         context=middle["num_context_tokens"],
         rows=training["num_rows"],
     )
     tokens = round(training["micro_batch_size"] * step.context / step.episodes)
-    machine = measured_machine(network, num_tokens=tokens)
+    mixed = run.read_status().get("mixed_precision") == "bfloat16"  # what `auto` had come to
+    products = torch.bfloat16 if mixed else torch.float32
+    machine = measured_machine(network, num_tokens=tokens, products=products)
     said = seconds(network, machine, step)
     return [
         path.name,
@@ -198,7 +199,7 @@ H100 = Machine(operations=0.35 * 989e12, memory=0.6 * 3.35e12, weight_bytes=2)
 """NVIDIA's data sheet (SXM: 989 TFLOP/s in bfloat16, 3.35 TB/s), times shares that are assumed."""
 NETWORKS = {8: 0.7 * 450e9, 64: 0.7 * 50e9}
 """Bytes a second of a rank by the number of GPUs: NVLink in a host, 400 Gbit/s between hosts."""
-TASKS = Step(episodes=512, turns=8, generated=512 * 8 * 100, context=512 * 8 * 350, rows=64)
+TASKS = Step(episodes=512, generated=512 * 8 * 100, context=512 * 8 * 350, rows=64)
 
 
 def on_paper() -> list[list[object]]:

@@ -6,7 +6,7 @@ Makes FOLDER/many with 200 runs of 1,000 steps and FOLDER/large with one run of 
 (once: a folder that is there is used), and asks the application for pages, in this process. "First"
 is the first answer of an application that knows nothing of the folder yet, in seconds on the wall
 and of the processor (which is what counts on a busy machine), the fastest and the median of some
-applications; "again" is the median of five more answers of the last.
+applications; "again" is the processor time of five more answers of the last, the median.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ def main() -> None:
         f"{listed}.",
         header=(
             *("folder", "page", "first, s: fastest", "median"),
-            *("of the processor: fastest", "median", "again", "kB"),
+            *("of the processor: fastest", "median", "again, of the processor", "kB"),
         ),
         rows=rows,
     )
