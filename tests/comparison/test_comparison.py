@@ -271,6 +271,47 @@ def test_a_run_is_measured_with_stage_one_and_cut_at_the_budget(finished_run: Pa
     for num_points in (1, 2, 3):
         cut = BudgetConfig(tokens=max(whole.points[num_points - 1].tokens, 1))
         assert len(measured(run, cut).points) == num_points
+        seconds = max(whole.points[num_points - 1].seconds, 1e-9)
+        assert len(measured(run, BudgetConfig(seconds=seconds)).points) == num_points
+        less = BudgetConfig(seconds=seconds * 0.999)
+        assert len(measured(run, less).points) == max(1, num_points - 1)
+    kls = [row["kl_per_sequence"] for row in rows]
+    assert whole.kl_per_sequence == kls[-1] != kls[0]
+
+
+def test_references_that_no_step_used_are_paid_for_where_they_were_made(session: Session) -> None:
+    """By their tokens: the second and third before the third step, the fourth at the end."""
+    run = session.run
+    rows = read_json_lines(run.metrics)
+    for row, version in zip(rows, (0, 0, 2, 2, 2, 2), strict=True):
+        row |= {"reference_version": version, "eval_success_rate": 0.5}
+    write_json_lines_atomically(run.metrics, rows)
+    phases = {"stage 1": {"seconds": 5.0}, "reference refresh": {"seconds": 60.0}}
+    run.note(stage_one_tokens=[100, 10, 20, 30], phases=phases)
+    tokens = [row["num_generated_tokens"] for row in rows]
+    seconds = [row["rollout_seconds"] + row["training_seconds"] for row in rows]
+    found = measured(run)
+    before = [100, 100, 130, 130, 130, 130]
+    steps = found.points[2:]
+    assert [each.tokens for each in steps] == [
+        paid + sum(tokens[: number + 1]) for number, paid in enumerate(before)
+    ]
+    assert found.tokens == 160 + sum(tokens)
+    assert [each.seconds for each in steps] == pytest.approx(
+        [
+            5.0 + (30.0 if number > 1 else 0.0) + sum(seconds[: number + 1])
+            for number in range(len(rows))
+        ]
+    )
+    assert found.seconds == pytest.approx(65.0 + sum(seconds))
+
+
+def test_pass_at_k_is_that_of_the_largest_k(session: Session) -> None:
+    results = json.loads(session.run.results.read_text())
+    rates = {"1": 0.25, "8": 0.9}
+    session.run.results.write_text(json.dumps(results | {"pass_at_k": rates}))
+    found = measured(session.run)
+    assert (found.pass_k, found.pass_at_most) == (8, 0.9)
 
 
 @pytest.mark.parametrize("kept", [slice(0, 0), slice(0, -1), slice(1, None)])

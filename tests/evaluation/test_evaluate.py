@@ -59,21 +59,23 @@ def test_another_seed_and_another_repeat_draw_otherwise() -> None:
     assert len(set(drawn)) == len(drawn)
 
 
+@pytest.mark.parametrize("slippery", [True, False])
 @pytest.mark.parametrize(("num_episodes", "num_played"), [(2, 2), (3 * NUM_TASKS, NUM_TASKS)])
-def test_pass_at_k_plays_each_task_k_times(
-    num_episodes: int, num_played: int, monkeypatch: pytest.MonkeyPatch
+def test_pass_at_k_samples_each_task_k_times(
+    num_episodes: int, num_played: int, slippery: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    proxy = SimpleNamespace(environments=lakes(slippery=True))
+    proxy = SimpleNamespace(environments=lakes(slippery=slippery))
     asked: Counter[str] = Counter()
 
     def play(_: object, plan: EvaluationPlan, *, repeat: int, **__: str) -> list[Trajectory]:
+        assert plan.temperature == 0.7, "k greedy episodes would be one"
         requests = plan.requests(proxy.environments, repeat=repeat)
         asked.update(each.task.task_id for each in requests)
         return [factories.episode(task=each.task, success=repeat == 1) for each in requests]
 
     monkeypatch.setattr("ragen_apo.evaluation.evaluate.play_evaluation", play)
     plan = EvaluationPlan("test", num_episodes, 0.0, seed=3)
-    found = sampled_pass_at(cast(AgentProxy, proxy), plan, k=4, temperature=1.0)
+    found = sampled_pass_at(cast(AgentProxy, proxy), plan, k=4, temperature=0.7)
     assert set(asked.values()) == {4} and len(asked) == num_played
     assert found == {"1": 0.25, "2": 0.5, "4": 1.0}
 

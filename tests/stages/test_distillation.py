@@ -35,7 +35,13 @@ from ragen_apo.types import Trajectory, training_samples
 from ragen_apo.values.estimator import optimal_policy_weights
 from ragen_apo.values.state_values import state_values, turn_weights
 from ragen_apo.values.store import ValueStore
-from ragen_apo.warm_start.supervised import SupervisedBatch, accumulate_supervised_gradients
+from ragen_apo.warm_start import supervised
+from ragen_apo.warm_start.supervised import (
+    SupervisedBatch,
+    SupervisedResult,
+    accumulate_supervised_gradients,
+    run_supervised_phase,
+)
 from tests import factories
 from tests.factories import Sayings, assert_same_tensors, conditions, episode, rows, task, turn
 from tests.stages.test_metrics_page import documented, fields
@@ -326,6 +332,36 @@ def epoch_gradient(
     return torch.cat([p.grad.flatten() for p in policy.model.parameters()])
 
 
+def test_all_batches_of_a_phase_are_divided_by_the_weight_of_a_mean_one(session: Session) -> None:
+    weights = (3.0, 0.1, 0.5, 1.0)
+    episodes = [
+        WeightedEpisode(episode(turn(response_token_ids=(10, 11))), (each,)) for each in weights
+    ]
+    given = factories.with_keys(session, "--distillation.batch_size=2")
+    phase = distillation_phase(given, Table(12), episodes, version=0)
+    assert phase.batch_weight == pytest.approx(2 * (2 * sum(weights) / 4))  # two tokens each
+
+
+def test_the_loop_divides_by_what_the_phase_says(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[float | None] = []
+
+    def accumulate(*_: Any, batch_weight: float | None, **__: Any) -> SupervisedResult:
+        seen.append(batch_weight)
+        return SupervisedResult(loss=0.0, accuracy=0.0)
+
+    monkeypatch.setattr(supervised, "accumulate_supervised_gradients", accumulate)
+    model = session.load_policy(session.run.reference(0))
+    episodes = [WeightedEpisode(episode(turn(response_token_ids=(10, 11))), (3.0,))] * 4
+    given = factories.with_keys(
+        session, "--distillation.batch_size=2", "--distillation.num_epochs=3"
+    )
+    phase = distillation_phase(given, model, episodes, version=1)
+    run_supervised_phase(given, model, phase, start=0)
+    assert seen == [phase.batch_weight] * 6
+
+
 @pytest.mark.parametrize("batch_size", [1, 2, 4, 8])
 def test_the_best_episode_has_its_share_of_an_epoch_whatever_the_batch(
     batch_size: int, session: Session, tmp_path: Path
@@ -410,8 +446,21 @@ def test_the_curve_has_every_update_of_every_reference(distilled_run: RunDirecto
     found = rows(distilled_run.distillation)
     updates = [row for row in found if "loss" in row]
     by_version = [[row for row in updates if row["reference_version"] == v] for v in (0, 1)]
-    for part in by_version:
-        assert [row["step"] for row in part] == list(range(1, len(part) + 1))
+    config = factories.config(text=TEXT)
+    session = open_session(config, distilled_run, SilentProgress())
+    for version, part in enumerate(by_version):
+        reference = session.load_model(distilled_run.reference(version))
+        with ValueStore(distilled_run.values) as store:
+            imitated = weighted_episodes(
+                store,
+                session.conditions(reference),
+                session.training_tasks(),
+                settings=config.distillation,
+                min_visits=1,
+            )
+        num_updates = math.ceil(5 * len(imitated) / 2)  # five passes, two episodes an update
+        assert num_updates > 5
+        assert [row["step"] for row in part] == list(range(1, num_updates + 1))
     (evaluated,) = [row for row in found if "eval_success_rate" in row]
     assert (evaluated["reference_version"], evaluated["step"]) == (0, len(by_version[0]))
     assert {"distillation", "stage 1", "stage 2"} <= set(distilled_run.read_status()["phases"])

@@ -141,8 +141,14 @@ def test_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
 
 
 def test_later_phases_come_after_earlier_ones_whatever_their_steps() -> None:
-    positions = [Position("copy", 999), Position("demonstrations", 5), Position("training", 1)]
-    assert sorted(positions, key=lambda position: position.name) == positions
+    positions = [
+        Position("copy", 10**6),
+        Position("demonstrations", 5),
+        Position("training", 1),
+        Position("training", 999_999),
+        Position("training", 10**6),
+    ]
+    assert sorted(positions, key=lambda position: position.order) == positions
 
 
 def test_no_checkpoint_is_no_error(tmp_path: Path) -> None:

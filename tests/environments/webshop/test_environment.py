@@ -121,6 +121,35 @@ def test_an_episode_from_search_to_purchase(make: Make, mode: str) -> None:
     assert info["available_actions"] is None
 
 
+def test_the_price_that_counts_is_that_of_what_was_bought(make: Make) -> None:
+    environment = make()
+    prices = environment.prices()
+    limit_of = {
+        number: environment.goal_task(number).payload["price_limit"]
+        for number in range(environment.num_goals)
+    }
+    number = min(limit_of, key=lambda each: limit_of[each])
+    goal = environment.goal_task(number)
+    asin = max(prices, key=lambda each: prices[each])
+    assert prices[asin] > limit_of[number]
+    title = environment.catalog.product(environment.catalog.number_of(asin)).title
+    environment.reset(goal, seed=0)
+    environment.step(f"search[{title}]")
+    assert not environment.step(f"click[{asin}]")[4]["invalid_action"]
+    parts = environment.step("click[buy now]")[4]["reward_parts"]
+    assert parts["r_price"] is False
+
+
+def test_after_a_purchase_the_next_episode_begins_anew(make: Make) -> None:
+    environment = make()
+    to_item(environment)
+    assert environment.step("click[buy now]")[2]
+    environment.reset(environment.goal_task(0), seed=0)
+    _, reward, terminated, truncated, info = environment.step("search[x]")
+    assert (reward, terminated, truncated) == (0.0, False, False)
+    assert set(info["metrics"].values()) == {0.0}
+
+
 def test_an_episode_that_buys_nothing_has_a_score_of_0_wherever_it_ends(make: Make) -> None:
     """So the mean over episodes is that over all of them, as WebShop's papers report it."""
     environment = make()
