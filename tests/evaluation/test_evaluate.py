@@ -8,11 +8,12 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from torch import nn
 
 from ragen_apo.agent.environment_manager import EnvironmentManager
 from ragen_apo.agent.proxy import AgentProxy
 from ragen_apo.environments.base import make_environment
-from ragen_apo.evaluation.evaluate import EvaluationPlan, sampled_pass_at
+from ragen_apo.evaluation.evaluate import EvaluationPlan, play_evaluation, sampled_pass_at
 from ragen_apo.types import Trajectory
 from tests import factories
 
@@ -85,3 +86,16 @@ def test_fewer_episodes_than_tasks_are_the_first_tasks() -> None:
     plan = EvaluationPlan("test", 2, 0.0, seed=3)
     ids = [each.task.task_id for each in plan.requests(environments)]
     assert ids == [task.task_id for task in environments.tasks("test")[:2]]
+
+
+def test_a_policy_plays_without_dropout() -> None:
+    model = nn.Dropout().train()
+    proxy = SimpleNamespace(
+        engine=SimpleNamespace(model=SimpleNamespace(model=model)),
+        environments=lakes(slippery=False),
+        rollout=lambda *_, **__: [],
+    )
+    play_evaluation(
+        cast(AgentProxy, proxy), EvaluationPlan("test", 1, 0.0, seed=0), policy_version="0"
+    )
+    assert not model.training

@@ -253,3 +253,10 @@ def test_a_thought_that_the_template_opens_is_counted_as_opened(
     texts = ["</think><answer>a</answer>", "on and on", "red</think><answer>a</answer>"]
     found = thought_shares([factories.turn(response=text) for text in texts], opening=opening)
     assert tuple(found.values()) == shares
+
+
+@pytest.mark.slow
+def test_thoughts_are_monitored_in_the_first_of_so_many_steps(session: Session) -> None:
+    steps = trainer_of(session, "apo", "--monitors.every_steps=2")
+    found = ["mutual_information" in steps.step(number).metrics for number in range(4)]
+    assert found == [True, False, True, False]

@@ -278,6 +278,19 @@ def test_the_policy_stays_as_it_is_while_the_critic_warms_up(session: Session) -
 
 
 @pytest.mark.slow
+def test_the_critic_learns_at_the_scheduled_rate(session: Session) -> None:
+    """Adam's first update is as large as the rate, which is a tenth in the first of ten steps."""
+
+    def change(warmup_steps: int) -> torch.Tensor:
+        trainer = trainer_of(session, "ppo", f"--optimizer.warmup_steps={warmup_steps}")
+        before = trainer.algorithm.state_tensors()["critic/head.weight"].clone()
+        trainer.step(0)
+        return trainer.algorithm.state_tensors()["critic/head.weight"] - before
+
+    torch.testing.assert_close(change(9), change(0) / 10, rtol=1e-3, atol=1e-9)
+
+
+@pytest.mark.slow
 def test_a_filter_that_drops_everything_makes_no_update(session: Session) -> None:
     trainer = trainer_of(session, "grpo", "--rollout_filter.strategy=top_p")
     before = trainer.policy.fingerprint()
