@@ -20,6 +20,10 @@ from dataclasses import dataclass
 
 from pydantic import TypeAdapter
 
+from ragen_apo.agent.assembly import build_context
+from ragen_apo.agent.context import ContextManager
+from ragen_apo.agent.detours import without_detours
+from ragen_apo.agent.environment_manager import EnvironmentManager
 from ragen_apo.config.values import DistillationConfig
 from ragen_apo.plural import counted
 from ragen_apo.policy.language_model import LanguageModel
@@ -74,9 +78,15 @@ def distil(
 
     def stored() -> list[WeightedEpisode]:
         with session.value_store() as store:
-            return weighted_episodes(
+            whole = weighted_episodes(
                 store, conditions, tasks, settings=settings, min_visits=min_visits
             )
+        if not settings.shorten:
+            return whole
+        context = build_context(session.config.agent, reference, session.environments)
+        shorter = shortened_episodes(whole, session.environments, context)
+        session.progress.say(f"{counted(len(shorter), 'success', 'successes')} had detours")
+        return whole + shorter
 
     episodes = session.ranks.from_first(stored, "episodes of the store", _EPISODES)
     if session.config.policy.freeze_embeddings:
@@ -135,6 +145,21 @@ def weighted_episodes(
             if any(by_turn):
                 kept.append(WeightedEpisode(episode, tuple(by_turn)))
     return kept
+
+
+def shortened_episodes(
+    episodes: Sequence[WeightedEpisode], environments: EnvironmentManager, context: ContextManager
+) -> list[WeightedEpisode]:
+    """Those that had detours, without them, beside which the whole ones teach the way back.
+
+    A turn that remains keeps its weight.
+    """
+    found = ((each, without_detours(each.trajectory, environments, context)) for each in episodes)
+    return [
+        WeightedEpisode(short.trajectory, tuple(whole.turn_weights[turn] for turn in short.kept))
+        for whole, short in found
+        if len(short.kept) < len(whole.turn_weights)
+    ]
 
 
 def distillation_phase(
