@@ -14,8 +14,11 @@ from ragen_apo.agent.environment_manager import FORMAT_HINT, EnvironmentManager
 from ragen_apo.agent.proxy import EpisodeRequest
 from ragen_apo.agent.responses import ParsedResponse
 from ragen_apo.agent.scripted import play_scripted_episodes
+from ragen_apo.agent.tool_calls import ToolCalls
 from ragen_apo.environments.base import EnvironmentProperties, Reply
+from ragen_apo.environments.tools import Tool
 from ragen_apo.errors import ConfigError, EnvironmentFaultError
+from ragen_apo.policy.call_form import CallForm
 from ragen_apo.types import Task, make_task
 from tests.forks import Fork
 
@@ -102,6 +105,26 @@ def test_an_invalid_action_costs_its_penalty(manager: EnvironmentManager) -> Non
     outcome = manager.step(environment, act("bad"))
     assert (outcome.reward, outcome.flags) == (0.5, ("invalid_action",))
     assert FORMAT_HINT not in outcome.observation
+
+
+def test_a_call_of_an_unknown_tool_is_an_invalid_action_whatever_the_environment_says() -> None:
+    class Calls(Echo):
+        properties = dataclasses.replace(
+            Echo.properties, tools=(Tool("look", "Look.", "look", {}),)
+        )
+
+        def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+            return f"heard {action!r}", 1.0, False, False, {}
+
+    manager = EnvironmentManager(
+        Calls, format_penalty=-0.25, invalid_action_penalty=-0.5, calls_tools=True
+    )
+    environment, _ = manager.start(TASK, seed=0)
+    calls = ToolCalls(manager.tools, CallForm())
+    for name, reward, flags in (("look", 1.0, ()), ("jump", 0.5, ("invalid_action",))):
+        call = f'<tool_call>{{"name": "{name}", "arguments": {{}}}}</tool_call>'
+        outcome = manager.step(environment, calls.parse(call))
+        assert (outcome.reward, outcome.flags) == (reward, flags)
 
 
 @pytest.mark.parametrize(

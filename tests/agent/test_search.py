@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from transformers import PreTrainedTokenizerBase
 
 from ragen_apo.agent.context import ContextManager, ContextWindow, TokenLimits
 from ragen_apo.agent.environment_manager import EnvironmentManager
@@ -19,6 +20,7 @@ from ragen_apo.agent.proxy import AgentProxy, EpisodeRequest
 from ragen_apo.agent.search import MoveInContext, MovePredictor, SearchedEpisode, TurnSearch
 from ragen_apo.config.search import SearchConfig
 from ragen_apo.environments.base import TextEnvironment, make_environment
+from ragen_apo.environments.questions.with_tools import questions_with_tools
 from ragen_apo.errors import ConfigError
 from ragen_apo.policy.engine import Response
 from ragen_apo.policy.generation import GenerationEngine
@@ -34,6 +36,8 @@ ALL = 2**MAX_TURNS
 MANY = 32
 """Candidates of which, in these tests, some do each action."""
 CAPACITY = 1024
+ALL_BUT_ONE_TURN = 260
+"""Tokens with which the context is full before the last turn."""
 LAKE = {"slippery": False, "size": 4, "max_turns": MAX_TURNS, "num_train_tasks": 4}
 Path = tuple[str, ...]
 
@@ -61,6 +65,8 @@ class TableEngine:
     words: Mapping[str, tuple[int, ...]]
     """The tokens of a response by its action."""
     num_rows: int = 4 * ALL * MANY
+    endless: Sequence[str] = ()
+    """Actions whose responses the token limit ends."""
     rows: list[TableRow] = field(default_factory=list)
 
     @property
@@ -97,7 +103,8 @@ class TableEngine:
         action = ACTIONS[int(np.argmax(chances)) if temperature == 0 else drawn]
         words, chance = self.words[action], probability(row.path, action)
         row.path, row.is_asked = (*row.path, action), False
-        return Response(words, (math.log(chance) / len(words),) * len(words), stopped=True)
+        logprobs = (math.log(chance) / len(words),) * len(words)
+        return Response(words, logprobs, stopped=action not in self.endless)
 
     def close_row(self, row: TableRow) -> None:
         self.rows.remove(row)
@@ -170,6 +177,17 @@ def steps_of(task: Task, path: Path) -> list[tuple[Any, ...]]:
     environment = make_environment("frozen_lake", LAKE)
     environment.reset(task, seed=0)
     return [environment.step(action) for action in path]
+
+
+def continued(world: World, task: Task, path: Path) -> Path:
+    """The path, with the more probable actions up to the end of the episode."""
+    while not played(world, task, path)[0]:
+        path = (*path, likely_after(path))
+    return path
+
+
+def likely_after(path: Path) -> str:
+    return max(ACTIONS, key=lambda action: probability(path, action))
 
 
 def has_end(task: Task, path: Path) -> bool:
@@ -336,10 +354,13 @@ def test_where_the_moves_are_predicted_rightly_a_beam_finds_the_best_return(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ran_out", [None, -1.0, 2.0])
-def test_of_whole_episodes_the_last_move_decides_or_that_turns_ran_out(
-    world: World, ran_out: float | None
+@pytest.mark.parametrize("max_context_tokens", [CAPACITY, ALL_BUT_ONE_TURN])
+def test_of_whole_episodes_the_last_move_decides_or_that_turns_or_context_ran_out(
+    world: World, ran_out: float | None, max_context_tokens: int
 ) -> None:
     """What is predicted is a number of the path alone, between 0 and 1."""
+    world.agent.context.limits = TokenLimits(max_context_tokens, 40)
+    most = MAX_TURNS - (max_context_tokens < CAPACITY)
 
     def value(path: Path) -> float:
         return float(generator("predicted", *path).random())
@@ -355,6 +376,7 @@ def test_of_whole_episodes_the_last_move_decides_or_that_turns_ran_out(
         asked.clear()
         (found,) = world.search([request], predictor=MovePredictor(predict, None), **settings)
         assert len(asked) == 8, "no move but the last is looked at"
+        assert max(map(len, asked)) == most
         known = {
             path: value(path) if ran_out is None or has_end(request.task, path) else ran_out
             for path in asked
@@ -454,14 +476,79 @@ def test_when_the_tokens_are_spent_the_best_branch_goes_on_greedily(world: World
     words = world.agent.engine.words
     first, *rest = path_of(found)
     # The search has one turn: three responses of the only branch. Then there is one a turn.
-    greedy = [first]
-    while not played(world, requests[0].task, tuple(greedy))[0]:
-        greedy.append(max(ACTIONS, key=lambda a: probability(tuple(greedy), a)))
-    assert [first, *rest] == greedy
+    assert (first, *rest) == continued(world, requests[0].task, (first,))
     most, least = (3 * length(map(len, words.values())) for length in (max, min))
     assert least <= found.num_sampled_tokens - sum(len(words[a]) for a in rest) <= most
     assert found.is_cut
     assert found.num_moves == 3
+
+
+def test_of_whole_episodes_the_best_goes_on_greedily_also_if_its_first_action_was_drawn(
+    world: World,
+) -> None:
+    """The less probable first action is known to be the better one."""
+    requests = [EpisodeRequest(task, seed) for task in world.tasks[:3] for seed in range(4)]
+    (drawn,) = set(ACTIONS) - {likely_after(())}
+    starts = [world.agent.environments.start(each.task, seed=0)[0] for each in requests]
+    advantages = {Move(each.state_key(), drawn, is_readable=True): 1.0 for each in starts}
+    found = world.search(requests, advantages=advantages, method="best_of_n", width=3, max_tokens=1)
+    paths = [path_of(each) for each in found]
+    assert paths == [
+        continued(world, each.task, path[:1]) for each, path in zip(requests, paths, strict=True)
+    ]
+    assert drawn in {path[0] for path in paths}
+
+
+@pytest.mark.parametrize("settings", [{"width": 3}, {"method": "best_of_n", "width": 3}])
+def test_a_search_ends_with_the_turn_that_takes_its_last_token(
+    world: World, settings: dict[str, Any]
+) -> None:
+    requests = world.requests(1)
+    (found,) = world.search(requests, max_tokens=1, **settings)
+    rest = path_of(found)[1:]
+    num_of_search = found.num_sampled_tokens - sum(len(world.agent.engine.words[a]) for a in rest)
+    assert world.search(requests, max_tokens=num_of_search, **settings) == [found]
+    (longer,) = world.search(requests, max_tokens=num_of_search + 1, **settings)
+    assert longer.num_moves > found.num_moves
+
+
+def test_a_message_that_was_cut_off_is_worse_than_a_whole_one_and_no_known_move(
+    tiny_model: LanguageModel, real_template: Callable[[str], PreTrainedTokenizerBase]
+) -> None:
+    """The token limit ends the more probable response."""
+    environments = EnvironmentManager(
+        lambda: questions_with_tools([add], operations=["+"], max_number=99, max_turns=1),
+        format_penalty=0.0,
+        invalid_action_penalty=0.0,
+        calls_tools=True,
+    )
+    context = ContextManager(
+        real_template("qwen2_5"),
+        system_prompt=None,
+        tools=environments.tools,
+        limits=factories.NO_LIMITS,
+    )
+    cut = likely_after(())
+    words = {action: tuple(context.encode_response("42")) for action in ACTIONS}
+    words[cut] = tuple(context.encode_response("42, or 42, or 42"))[:-1]
+    engine = TableEngine(tiny_model, words, endless=[cut])
+    world = World(AgentProxy(engine, environments, context), [])
+    (request,) = world.requests(1)
+    key = environments.start(request.task, seed=0)[0].state_key()
+    said = [f"answer({context.decode(each)})" for each in words.values()]
+    (found,) = world.search(
+        [request],
+        advantages={Move(key, action, is_readable=True): 0.0 for action in said},
+        width=1,
+        candidates=MANY,
+    )
+    assert path_of(found) == ("answer(42)",)
+    assert 0 < found.num_known_moves < found.num_moves == MANY
+
+
+def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
 
 
 def test_tokens_are_those_of_all_candidates(world: World) -> None:
@@ -477,10 +564,7 @@ def test_greedy_play_is_among_the_candidates(world: World) -> None:
     """So the best episode by reward is never worse."""
     found = world.search(method="best_of_n", width=2, rank_by="reward")
     for each, request in zip(found, world.requests(), strict=True):
-        greedy: Path = ()
-        while not played(world, request.task, greedy)[0]:
-            greedy = (*greedy, max(ACTIONS, key=lambda a: probability(greedy, a)))
-        reward = played(world, request.task, greedy)[1]
+        reward = played(world, request.task, continued(world, request.task, ()))[1]
         assert each.trajectory.episode_return >= reward
 
 

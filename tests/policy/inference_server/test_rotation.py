@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
+from ragen_apo.config.rollouts import RolloutsConfig
 from ragen_apo.errors import ServerError
-from ragen_apo.policy.inference_server import vllm
+from ragen_apo.policy.inference_server import rotation, vllm
 from ragen_apo.policy.inference_server.engine import ServerEngine
+from ragen_apo.policy.inference_server.rotation import Rotation
+from ragen_apo.policy.inference_server.vllm import VllmServer
+from ragen_apo.policy.inference_server.wire import RequestError
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.seeding import generator
 from tests.factories import Sayings
@@ -311,3 +317,69 @@ def test_a_request_that_fails_everywhere_ends_the_rollout(
     fake.spoil = other.spoil = refuse_one
     with pytest.raises(ServerError, match="the connection failed"):
         play(engine, num_episodes=40)
+
+
+@dataclass
+class Turnout:
+    """A rotation of two servers with one retry, whose attempts to join fail as often as it says."""
+
+    num_refused: dict[str, int] = field(default_factory=dict)
+    """By address."""
+    said: list[str] = field(default_factory=list)
+    rotation: Rotation = field(init=False)
+
+    def __post_init__(self) -> None:
+        settings = RolloutsConfig.model_validate(
+            {"engine": "vllm", "base_url": [CLOSED, f"{CLOSED}9"], "retries": 1}
+        )
+        self.rotation = Rotation(
+            settings,
+            [VllmServer(url, timeout_seconds=1.0) for url in settings.base_url],
+            prepare=self.prepare,
+            say=self.said.append,
+            is_broken_off=threading.Event(),
+        )
+        self.rotation.begin()
+
+    def prepare(self, server: VllmServer) -> None:
+        if self.num_refused.get(server.base_url, 0):
+            self.num_refused[server.base_url] -= 1
+            raise RequestError("it does not answer")
+
+
+def test_requests_that_were_sent_before_a_server_came_back_do_not_throw_it_out() -> None:
+    turnout = Turnout()
+    member = turnout.rotation.playing[0]
+    num_joins = member.num_joins
+    for _ in range(3):
+        turnout.rotation.failed(member, RequestError("it hung up"), num_joins=num_joins)
+    assert (member.is_playing, member.num_joins, turnout.said) == (True, num_joins + 1, [])
+
+
+@pytest.mark.parametrize("is_answered", [True, False])
+def test_failures_with_answers_between_them_do_not_add_up(is_answered: bool) -> None:
+    turnout = Turnout()
+    member = turnout.rotation.playing[0]
+    for _ in range(3):
+        turnout.rotation.failed(member, RequestError("it hung up"), num_joins=member.num_joins)
+        if is_answered:
+            turnout.rotation.answered(member)
+    assert member.is_playing is is_answered
+    assert len(turnout.said) == (0 if is_answered else 1)
+
+
+def test_where_all_that_may_play_were_out_each_is_tried_more_than_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As on a rank whose only other server the first rank has lost."""
+    monkeypatch.setattr(rotation, "RETRY_SECONDS", 0.0)
+    turnout = Turnout()
+    member = turnout.rotation.playing[0]
+    url = member.server.base_url
+    turnout.num_refused[url] = 1
+    turnout.rotation.failed(member, RequestError("it hung up"), num_joins=member.num_joins)
+    assert member.is_out
+    turnout.num_refused[url] = 1
+    turnout.rotation.begin(able=[url])
+    assert turnout.rotation.playing == [member]
+    assert turnout.said[1:] == [f"{url} takes part in rollouts again"]
