@@ -29,7 +29,9 @@ RUNS = Path(os.environ.get("RAGEN_APO_RUNS", "/runs"))
 DAY_SECONDS = 24 * 60 * 60
 PORT = 29500
 REFUSED = 2
-"""The exit status of a command that would fail again, such as one with a misspelt key."""
+"""The exit status of every error with a message, from a misspelt key to a lost network."""
+REFUSAL = "the run was refused"
+"""How the answer begins where no run began, so that it would be refused again."""
 
 app = modal.App("ragen-apo")
 image = modal.Image.from_dockerfile(ROOT / "deploy" / "Dockerfile", context_dir=ROOT)
@@ -90,16 +92,18 @@ def launcher(
 
 
 def run_or_refusal(command: Sequence[str], name: str) -> str:
-    """The run's folder, or that the command was refused: an exception would be tried again.
+    """The run's folder, or that it was refused before it was one: an exception is tried again.
 
     Raises CalledProcessError where the command ended otherwise, as torchrun always does.
     """
+    run = run_folder(name)
+    was_there = (run / "config.yaml").exists()
     status = subprocess.run(command, check=False).returncode
-    if status == REFUSED:
-        return f"refused: the container's log says why (exit status {REFUSED})"
+    if status == REFUSED and not was_there and not (run / "config.yaml").exists():
+        return f"{REFUSAL}: the container's log says why"
     if status:
         raise subprocess.CalledProcessError(status, command)
-    return str(run_folder(name))
+    return str(run)
 
 
 def num_gpus() -> int:
@@ -111,7 +115,7 @@ def num_gpus() -> int:
 
 @app.function(**training)
 def train(config: str, name: str, overrides: Sequence[str] = ()) -> str:
-    """Trains, evaluates and reports on all GPUs of one machine; returns the run's folder."""
+    """Trains, evaluates and reports on all GPUs of one machine; returns as `run_or_refusal`."""
     arguments = training_arguments(config, name, overrides)
     return run_or_refusal([*launcher(num_processes=num_gpus()), *arguments], name)
 
@@ -153,4 +157,7 @@ def main(config: str, name: str, overrides: str = "", nodes: bool = False) -> No
     run_folder(name)  # a wrong name is told here, before there is a container
     text, options = Path(config).read_text(encoding="utf-8"), shlex.split(overrides)
     function = train_nodes if nodes else train
-    print(function.remote(text, name, options))
+    answer = function.remote(text, name, options)
+    if answer.startswith(REFUSAL):
+        raise SystemExit(answer)
+    print(answer)

@@ -233,7 +233,10 @@ class TestOverrides:
             "training.max_steps: unknown key; sections are nested: training: {max_steps: ...}, or "
             'training={"max_steps": ...} in Python',
         ),
-        ("policy: {small.num_layers: 1}", "sections are nested: small: {num_layers: ...}"),
+        (
+            "policy: {small.num_layers: 1}",
+            "sections are nested: policy: {small: {num_layers: ...}}",
+        ),
         ("algorithm: {loss: huber}", "loss: got 'huber', expected regression or weighted"),
         ("apo: [1]", "apo: got [1], expected a section with beta, v_star_samples"),
         ("apo: {lss: 1}", "apo.lss: unknown key; the section apo may hold beta, v_star_samples"),

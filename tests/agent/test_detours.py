@@ -17,7 +17,8 @@ from ragen_apo.agent.proxy import EpisodeRequest
 from ragen_apo.agent.scripted import play_scripted_episodes
 from ragen_apo.environments.base import EnvironmentProperties, Reply
 from ragen_apo.environments.toolkit.game import Answer, GameEnvironment
-from ragen_apo.stages.distillation import WeightedEpisode, shortened_episodes
+from ragen_apo.errors import EnvironmentRaisedError
+from ragen_apo.stages.distillation import WeightedEpisode, shortened
 from ragen_apo.types import Task, Trajectory, make_task
 
 GOAL = 2
@@ -46,8 +47,7 @@ class Walk:
         return f"{self.place} {self.has_gift}"
 
 
-@pytest.fixture
-def environments() -> EnvironmentManager:
+def make_walks(start: type[Walk] = Walk, *, num_retries: int = 0) -> EnvironmentManager:
     properties = EnvironmentProperties(
         name="walk",
         version="1",
@@ -61,11 +61,18 @@ def environments() -> EnvironmentManager:
         GameEnvironment,
         properties=properties,
         tasks={"train": [TASK]},
-        start=Walk,
+        start=start,
         policies={},
         max_turns=9,
     )
-    return EnvironmentManager(make, format_penalty=-0.1, invalid_action_penalty=0.0)
+    return EnvironmentManager(
+        make, format_penalty=-0.1, invalid_action_penalty=0.0, num_retries=num_retries
+    )
+
+
+@pytest.fixture
+def environments() -> EnvironmentManager:
+    return make_walks()
 
 
 @pytest.fixture(params=[None, 1])
@@ -78,21 +85,25 @@ def context(
 
 
 Play = Callable[[Sequence[str]], Trajectory]
+PlayIn = Callable[[EnvironmentManager, Sequence[str]], Trajectory]
+
+
+class Says:
+    """A scripted policy that does this, whatever it reads."""
+
+    def __init__(self, actions: Sequence[str]) -> None:
+        self._actions = actions
+
+    def begin(self, task: Task, *, seed: int) -> None:
+        self._left = iter(self._actions)
+
+    def act(self, observation: str) -> Reply:
+        return Reply(thought="", action=next(self._left, "stay"))
 
 
 @pytest.fixture
-def play(environments: EnvironmentManager, context: ContextManager) -> Play:
-    class Says:
-        def __init__(self, actions: Sequence[str]) -> None:
-            self._actions = actions
-
-        def begin(self, task: Task, *, seed: int) -> None:
-            self._left = iter(self._actions)
-
-        def act(self, observation: str) -> Reply:
-            return Reply(thought="", action=next(self._left, "stay"))
-
-    def played(actions: Sequence[str]) -> Trajectory:
+def play_in(context: ContextManager) -> PlayIn:
+    def played(environments: EnvironmentManager, actions: Sequence[str]) -> Trajectory:
         (found,) = play_scripted_episodes(
             lambda: Says(actions),
             environments,
@@ -103,6 +114,11 @@ def play(environments: EnvironmentManager, context: ContextManager) -> Play:
         return found
 
     return played
+
+
+@pytest.fixture
+def play(play_in: PlayIn, environments: EnvironmentManager) -> Play:
+    return partial(play_in, environments)
 
 
 def test_a_success_is_what_it_would_have_been_without_its_detours(
@@ -161,8 +177,53 @@ def test_environments_are_given_back(
 def test_turns_keep_their_weights_and_only_what_is_shorter_is_added(
     play: Play, environments: EnvironmentManager, context: ContextManager
 ) -> None:
-    walks = (["up", "stay", "up"], ["up", "up"], ["down", "stay"])
-    weights = ((0.5, 2.0, 3.0), (1.0, 1.0), (1.0,) * 9)
-    whole = [WeightedEpisode(play(a), w) for a, w in zip(walks, weights, strict=True)]
-    found = shortened_episodes(whole, environments, context)
-    assert found == [WeightedEpisode(play(["up", "up"]), (0.5, 3.0))]
+    def of(actions: Sequence[str], *weights: float) -> WeightedEpisode | None:
+        return shortened(WeightedEpisode(play(actions), weights), environments, context)
+
+    short = WeightedEpisode(play(["up", "up"]), (0.5, 3.0))
+    assert of(["up", "stay", "up"], 0.5, 2.0, 3.0) == short
+    assert of(["up", "stay", "up"], 0.0, 2.0, 0.0) is None
+    assert of(["up", "up"], 1.0, 1.0) is None
+    assert of(["down"], *[1.0] * 9) is None
+
+
+class Forgetful(Walk):
+    """Every second walk begins one step further."""
+
+    num_walks = itertools.count()
+
+    def __init__(self, task: Task, seed: int) -> None:
+        super().__init__(task, seed)
+        self.place = next(self.num_walks) % 2
+
+
+def test_an_episode_that_takes_another_course_stays_whole(
+    play_in: PlayIn, context: ContextManager
+) -> None:
+    environments = make_walks(Forgetful)
+    whole = play_in(environments, ["down", "up", "up", "up"])
+    assert whole.success
+    assert without_detours(whole, environments, context).trajectory == whole
+
+
+@pytest.mark.parametrize(("num_retries", "fails"), [(1, False), (0, True)])
+def test_an_environment_that_raises_is_tried_again_as_in_a_rollout(
+    num_retries: int, fails: bool, play_in: PlayIn, context: ContextManager
+) -> None:
+    class Flaky(Walk):
+        num_left = 1
+
+        def play(self, text: str) -> Answer:
+            if text == "stay" and whole and Flaky.num_left:
+                Flaky.num_left -= 1
+                raise OSError("the line is down")
+            return super().play(text)
+
+    environments, whole = make_walks(Flaky, num_retries=num_retries), None
+    whole = play_in(environments, ["up", "stay", "up"])
+    if fails:
+        with pytest.raises(EnvironmentRaisedError, match="the line is down"):
+            without_detours(whole, environments, context)
+    else:
+        found = without_detours(whole, environments, context)
+        assert found.trajectory == play_in(environments, ["up", "up"])

@@ -94,6 +94,10 @@ def test_what_is_refused_is_told_and_not_raised(modal_app: ModuleType) -> None:
     exits = "import sys; sys.exit(int(sys.argv[1]))"
     ended = {status: [sys.executable, "-c", exits, str(status)] for status in (0, 1, 2)}
     assert modal_app.run_or_refusal(ended[0], "mine") == str(modal_app.run_folder("mine"))
-    assert modal_app.run_or_refusal(ended[2], "mine").startswith("refused")
+    assert modal_app.run_or_refusal(ended[2], "mine").startswith(modal_app.REFUSAL)
     with pytest.raises(subprocess.CalledProcessError):
         modal_app.run_or_refusal(ended[1], "mine")
+    modal_app.run_folder("mine").mkdir()
+    (modal_app.run_folder("mine") / "config.yaml").touch()
+    with pytest.raises(subprocess.CalledProcessError):  # a run that had begun may have lost a disk
+        modal_app.run_or_refusal(ended[2], "mine")

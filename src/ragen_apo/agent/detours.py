@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ragen_apo.agent.context import ContextManager
-from ragen_apo.agent.environment_manager import EnvironmentManager
-from ragen_apo.agent.proxy import EpisodeRequest, begin_episodes, play_turns
+from ragen_apo.agent.environment_manager import EnvironmentManager, Outcome
+from ragen_apo.agent.proxy import Episode, EpisodeRequest, begin_episodes, play_turns
 from ragen_apo.policy.engine import Response
 from ragen_apo.types import Trajectory, TurnFlag
 
@@ -37,11 +37,18 @@ def without_detours(
     """The success without the turns that it does not need; whole if it needs them all.
 
     The longest block of turns that can be left out is, and then the next, until none can. What
-    remains succeeds with no smaller return. Failures stay as they are. The environment has to be
-    deterministic (`replay.require_replayable`). Log-probabilities are those of the whole episode.
+    remains succeeds with no smaller return. Whole stay failures, and an episode that takes another
+    course when it is played again. Log-probabilities are those of the whole episode.
+
+    Raises EnvironmentFaultError if an environment raises, after its retries.
     """
     found = Shortened(trajectory, tuple(range(len(trajectory.turns))))
-    num_left = MAX_REPLAYS if trajectory.success else 0
+    if (
+        not trajectory.success
+        or _played(trajectory, found.kept, environments, context) != trajectory
+    ):
+        return found
+    num_left = MAX_REPLAYS
     is_shorter = True
     while is_shorter:
         is_shorter = False
@@ -70,18 +77,35 @@ def _played(
     context: ContextManager,
 ) -> Trajectory | None:
     """The episode of these turns, if it succeeds with the last of them and fits the context."""
+    num_failures = 0
+    outcome, episode = _end(trajectory, kept, environments, context)
+    while outcome.failure is not None:
+        num_failures += 1
+        environments.require_retry(outcome.failure, num_failures)
+        outcome, episode = _end(trajectory, kept, environments, context)
+    environments.release(episode.environment)
+    if not outcome.success or len(episode.turns) < len(kept):
+        return None
+    return episode.finished(outcome, policy_version=trajectory.policy_version)
+
+
+def _end(
+    trajectory: Trajectory,
+    kept: Sequence[int],
+    environments: EnvironmentManager,
+    context: ContextManager,
+) -> tuple[Outcome, Episode]:
+    """How an episode of these turns ends, or what its last answer is."""
     request = EpisodeRequest(trajectory.task, trajectory.seed)
     (episode,) = begin_episodes([(0, request)], environments, context)
+    outcome = Outcome("")
     for number in kept:
         turn = trajectory.turns[number]
         stopped = TurnFlag.RESPONSE_TRUNCATED.value not in turn.flags
         response = Response(turn.response_token_ids, turn.logprobs, stopped)
         answered = [(episode, response, turn.response)]
-        ((outcome, is_over),) = play_turns(answered, environments, context)
+        played = play_turns(answered, environments, context, may_fail=True)
+        ((outcome, is_over),) = played
         if is_over:
-            environments.release(episode.environment)
-            is_whole = outcome.success and number == kept[-1]
-            policy_version = trajectory.policy_version
-            return episode.finished(outcome, policy_version=policy_version) if is_whole else None
-    environments.release(episode.environment)
-    return None
+            break
+    return outcome, episode

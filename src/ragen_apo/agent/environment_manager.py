@@ -298,7 +298,10 @@ class EnvironmentManager:
         return _InItsName(self, episode)
 
     def failed(self, error: BaseException, episode: _Episode | None) -> None:
-        """Says whose fault an exception is that was raised inside `_in_its_name`."""
+        """Raises EnvironmentFaultError for what was raised inside `_in_its_name`, and says whose.
+
+        Returns for this package's own errors and for interruptions, which go on as they are.
+        """
         if isinstance(error, SystemExit):
             self._refuse(f"it tried to end the process ({error!r:.80})", episode, cause=error)
         if isinstance(error, EnvironmentProcessError):

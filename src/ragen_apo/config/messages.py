@@ -182,8 +182,9 @@ def describe_problem(error: ErrorDetails, keys: Mapping[str, Key], *, where: str
     label = path or "configuration"
     if error["type"] in ("extra_forbidden", "invalid_key"):
         above = _known_path(parts[:-1], keys)
-        if "." in parts[-1] and ".".join(filter(None, [above, parts[-1]])) in keys:
-            return f"{label}: unknown key; sections are nested: {_nested(parts[-1])}"
+        meant_key = ".".join(filter(None, [above, parts[-1]]))
+        if "." in parts[-1] and meant_key in keys:
+            return f"{label}: unknown key; sections are nested: {_nested(meant_key)}"
         meant = suggestion(".".join(filter(None, [above, parts[-1]])), list(keys))
         return f"{label}: unknown key; {meant.replace(above, '.'.join(parts[:-1]))}"
     if error["type"] == "value_error":

@@ -41,7 +41,9 @@ def parse_overrides(
         name, equals, text = token.removeprefix("--").partition("=")
         path = name.replace("-", "_")
         if not token.startswith("--") or not name:
-            of_flags = f". Flags take no value: {FLAGS[0]}" if token in ("true", "false") else ""
+            of_flags = (
+                f". Flags take no value: {', '.join(FLAGS)}" if token in ("true", "false") else ""
+            )
             problems.append(
                 f"{token}: unexpected; an override is written --section.key VALUE{of_flags}"
             )

@@ -5,12 +5,14 @@ No message here repeats a key, or the name of a variable: people paste keys ther
 
 from __future__ import annotations
 
-import json
+import functools
 import os
+import re
 
 from ragen_apo.addresses import problem_with_variable_name
 from ragen_apo.errors import ConfigError
 
+_NO_KEY = "[the key]"
 _MIN_SECRET_CHARACTERS = 8
 """A shorter key is a word such as EMPTY, which servers without keys are given."""
 
@@ -38,24 +40,18 @@ def read_key(variable: str, *, option: str) -> str:
 
 
 def without_key(text: str, key: str | None) -> str:
-    """The text as a server said it, which may be the key that it was sent."""
+    """The text as a server said it, which may be the key that it was sent.
+
+    Also where it is JSON that writes characters as escapes, as PHP does with slashes.
+    """
     if key is None or len(key) < _MIN_SECRET_CHARACTERS:
         return text
-    return text.replace(key, "[the key]")
+    plain = text.replace(key, _NO_KEY)
+    return _with_escapes(key).sub(_NO_KEY, plain) if "\\" in plain else plain
 
 
-def json_without_key(text: str, key: str | None) -> str:
-    """As `without_key`, also where the text is JSON that has the key in another notation.
-
-    JSON may write any character as an escape, as PHP writes slashes.
-    """
-    text = without_key(text, key)
-    if key is None or "\\" not in text:
-        return text
-    try:
-        read = json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-    plain = json.dumps(read)
-    hidden = without_key(plain, json.dumps(key)[1:-1])
-    return text if hidden == plain else hidden
+@functools.cache
+def _with_escapes(key: str) -> re.Pattern[str]:
+    """The key with backslashes before characters, or with numbers in their place, as JSON may."""
+    written = (rf"(?:\\*{re.escape(each)}|\\+u(?i:{ord(each):04x}))" for each in key)
+    return re.compile("".join(written))

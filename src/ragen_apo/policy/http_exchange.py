@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx2
 
-from ragen_apo.policy.api_keys import json_without_key
+from ragen_apo.policy.api_keys import without_key
 
 
 class BrokenOffError(httpx2.HTTPError):
@@ -96,7 +96,7 @@ class Exchange:
                 if len(body) > self._max_bytes:
                     raise TooLargeError(f"an answer of more than {self._max_bytes:,} bytes")
         # Before anything of it is cut to length: half a key would not be found any more.
-        text = json_without_key(body.decode(errors="surrogateescape"), self._key)
+        text = without_key(body.decode(errors="surrogateescape"), self._key)
         return response, text.encode(errors="surrogateescape")
 
     def _note(self, event: str, info: Mapping[str, Any]) -> None:

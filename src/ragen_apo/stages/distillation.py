@@ -10,6 +10,8 @@ A task takes part if the reference has solved it at least once, or if its return
 apart. For other tasks the store has no episode that is much better than a failure, and each episode
 would weigh about 1. With one sample per task V_hat is the return itself, so it would weigh exactly
 1.
+
+With `distillation.shorten` successes are imitated without their detours, too (`agent.detours`).
 """
 
 from __future__ import annotations
@@ -49,13 +51,14 @@ MIN_STATE_VISITS = 2
 
 @dataclass(frozen=True)
 class WeightedEpisode:
-    """An episode of the reference with a weight for each of its turns."""
+    """An episode of the reference, perhaps without its detours, with a weight for each turn."""
 
     trajectory: Trajectory
     turn_weights: tuple[float, ...]
 
 
 _EPISODES = TypeAdapter(list[WeightedEpisode])
+_NUMBERED = TypeAdapter(list[tuple[int, WeightedEpisode]])
 
 
 def distil(
@@ -78,17 +81,13 @@ def distil(
 
     def stored() -> list[WeightedEpisode]:
         with session.value_store() as store:
-            whole = weighted_episodes(
+            return weighted_episodes(
                 store, conditions, tasks, settings=settings, min_visits=min_visits
             )
-        if not settings.shorten:
-            return whole
-        context = build_context(session.config.agent, reference, session.environments)
-        shorter = shortened_episodes(whole, session.environments, context)
-        session.progress.say(f"{counted(len(shorter), 'success', 'successes')} had detours")
-        return whole + shorter
 
     episodes = session.ranks.from_first(stored, "episodes of the store", _EPISODES)
+    if settings.shorten:
+        episodes = [*episodes, *_without_detours(session, reference, episodes)]
     if session.config.policy.freeze_embeddings:
         policy.freeze_embeddings()
     phase = distillation_phase(session, policy, episodes, version=version)
@@ -147,19 +146,36 @@ def weighted_episodes(
     return kept
 
 
-def shortened_episodes(
-    episodes: Sequence[WeightedEpisode], environments: EnvironmentManager, context: ContextManager
+def _without_detours(
+    session: Session, reference: LanguageModel, episodes: Sequence[WeightedEpisode]
 ) -> list[WeightedEpisode]:
-    """Those that had detours, without them, beside which the whole ones teach the way back.
+    """The shortened ones, of which each rank makes a share; in the order of the whole ones."""
+    context = build_context(session.config.agent, reference, session.environments)
+    ranks, found = session.ranks, list[tuple[int, WeightedEpisode]]()
+    own = range(ranks.rank, len(episodes), ranks.size)
+    session.progress.start("detours", len(own))
+    for done, number in enumerate(own, start=1):
+        if short := shortened(episodes[number], session.environments, context):
+            found.append((number, short))
+        session.progress.update(done, f"{counted(len(found), 'success', 'successes')} had some")
+    encoded = _NUMBERED.dump_json(found)
+    parts = ranks.gather(encoded, "episodes without detours") if ranks.size > 1 else [encoded]
+    numbered = [each for part in parts for each in _NUMBERED.validate_json(part)]
+    return [short for _, short in sorted(numbered, key=lambda each: each[0])]
 
-    A turn that remains keeps its weight.
+
+def shortened(
+    whole: WeightedEpisode, environments: EnvironmentManager, context: ContextManager
+) -> WeightedEpisode | None:
+    """A success without its detours, whose turns keep their weights; None if it had none.
+
+    Also None if no turn with a weight remains. Raises as `without_detours`.
     """
-    found = ((each, without_detours(each.trajectory, environments, context)) for each in episodes)
-    return [
-        WeightedEpisode(short.trajectory, tuple(whole.turn_weights[turn] for turn in short.kept))
-        for whole, short in found
-        if len(short.kept) < len(whole.turn_weights)
-    ]
+    short = without_detours(whole.trajectory, environments, context)
+    weights = tuple(whole.turn_weights[turn] for turn in short.kept)
+    if len(weights) == len(whole.turn_weights) or not any(weights):
+        return None
+    return WeightedEpisode(short.trajectory, weights)
 
 
 def distillation_phase(
