@@ -15,12 +15,8 @@ import numpy as np
 import pytest
 import torch
 
-from ragen_apo.agent.assembly import build_context
-from ragen_apo.agent.proxy import EpisodeRequest
-from ragen_apo.agent.scripted import play_scripted_episodes
 from ragen_apo.config import resolved_yaml
 from ragen_apo.config.values import DistillationConfig
-from ragen_apo.environments.base import Reply
 from ragen_apo.errors import ConfigError, MissingValueError
 from ragen_apo.files import read_json_lines, write_json_lines_atomically
 from ragen_apo.progress import SilentProgress
@@ -30,13 +26,12 @@ from ragen_apo.stages import distillation
 from ragen_apo.stages.distillation import (
     MIN_WEIGHT,
     WeightedEpisode,
-    distil,
     distillation_phase,
     sample_weights,
     weighted_episodes,
 )
 from ragen_apo.training.trainer import StepResult, Trainer
-from ragen_apo.types import Task, Trajectory, training_samples
+from ragen_apo.types import Trajectory, training_samples
 from ragen_apo.values.estimator import optimal_policy_weights
 from ragen_apo.values.state_values import state_values, turn_weights
 from ragen_apo.values.store import ValueStore
@@ -402,55 +397,6 @@ def test_the_gradients_of_the_batches_of_an_epoch_add_up_to_that_of_all_episodes
     for batch_size in (1, 2, 3):
         parts = epoch_gradient(session, model, episodes, batch_size=batch_size)
         torch.testing.assert_close(parts * batch_size / 6, whole, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize("shorten", ["true", "false"])
-def test_successes_are_imitated_with_and_without_their_detours(
-    shorten: str, session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The shop's oracle, which first searches for something else."""
-    given = factories.with_keys(session, f"--distillation.shorten={shorten}")
-    policy = given.load_policy(given.run.reference(0))
-    oracle = given.environments.scripted_policies()["oracle"]
-
-    class SearchesFirst:
-        def begin(self, task: Task, *, seed: int) -> None:
-            policy = oracle()
-            policy.begin(task, seed=seed)
-            detour = Reply(thought="", action="search nothing")
-            self._left = iter([detour, policy.act(""), policy.act("")])
-
-        def act(self, observation: str) -> Reply:
-            return next(self._left)
-
-    (whole,) = play_scripted_episodes(
-        SearchesFirst,
-        given.environments,
-        [EpisodeRequest(given.training_tasks()[0], 0)],
-        policy_version="0",
-        context=build_context(given.config.agent, policy, given.environments),
-    )
-    assert whole.success and len(whole.turns) > 1
-    imitated: list[WeightedEpisode] = []
-    monkeypatch.setattr(
-        distillation,
-        "weighted_episodes",
-        lambda *_, **__: [WeightedEpisode(whole, (1.0,) * len(whole.turns))],
-    )
-    monkeypatch.setattr(distillation, "run_supervised_phase", lambda *_, **__: None)
-    phase = distillation.distillation_phase
-    monkeypatch.setattr(
-        distillation,
-        "distillation_phase",
-        lambda session, policy, episodes, **options: (
-            imitated.extend(episodes),
-            phase(session, policy, episodes, **options),
-        )[1],
-    )
-    distil(given, policy, policy, given.training_tasks())
-    lengths = [len(each.trajectory.turns) for each in imitated]
-    full = len(whole.turns)
-    assert lengths == ([full, full - 1] if shorten == "true" else [full])
 
 
 # In a run

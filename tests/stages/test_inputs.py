@@ -170,14 +170,6 @@ def test_oapl_uses_samples_again_in_deterministic_environments_only(key: str) ->
     check(*again, "--environment.win_share", "1.0")
 
 
-def test_only_episodes_of_deterministic_environments_are_shortened() -> None:
-    shorten = ("--distillation.shorten", "true")
-    check(*shorten)
-    message = refusal(*shorten, "--distillation.enabled", "true")
-    assert message.startswith("distillation.shorten: the environment 'bandit' is stochastic")
-    check(*shorten, "--distillation.enabled", "true", "--environment.win_share", "1.0")
-
-
 def test_turn_level_values_are_trusted_only_where_chance_does_not_decide() -> None:
     by_turn = ("--algorithm", "apo_turn")
     message = refusal(*by_turn)

@@ -36,7 +36,6 @@ resumed, so it loses nothing by their defaults. A run may lack options of its al
 _YOUNG_AND_FIXED = (
     "agent.response_format",
     "agent.template_options",
-    "distillation.shorten",
     "policy.revision",
     "training.best_of",
     "values.estimator",

@@ -66,9 +66,6 @@ class DistillationConfig(Section):
     """What gets a weight: the episode, or each of its segments between states of known V*."""
     relabel: Relabel = "none"
     """As warm_start.demonstrations.relabel, with its relabel_spares."""
-    shorten: bool = False
-    """Also imitate each success without its detours: turns are left out as long as what remains,
-    played again, still succeeds with no smaller return. Deterministic environments only."""
     num_epochs: Count = 3
     """Passes over the remaining episodes. Their number determines the number of updates."""
     batch_size: Size = 16

@@ -10,8 +10,6 @@ A task takes part if the reference has solved it at least once, or if its return
 apart. For other tasks the store has no episode that is much better than a failure, and each episode
 would weigh about 1. With one sample per task V_hat is the return itself, so it would weigh exactly
 1.
-
-With `distillation.shorten` successes are imitated without their detours, too (`agent.detours`).
 """
 
 from __future__ import annotations
@@ -22,10 +20,6 @@ from dataclasses import dataclass
 
 from pydantic import TypeAdapter
 
-from ragen_apo.agent.assembly import build_context
-from ragen_apo.agent.context import ContextManager
-from ragen_apo.agent.detours import without_detours
-from ragen_apo.agent.environment_manager import EnvironmentManager
 from ragen_apo.config.values import DistillationConfig
 from ragen_apo.plural import counted
 from ragen_apo.policy.language_model import LanguageModel
@@ -51,14 +45,13 @@ MIN_STATE_VISITS = 2
 
 @dataclass(frozen=True)
 class WeightedEpisode:
-    """An episode of the reference, perhaps without its detours, with a weight for each turn."""
+    """An episode of the reference with a weight for each of its turns."""
 
     trajectory: Trajectory
     turn_weights: tuple[float, ...]
 
 
 _EPISODES = TypeAdapter(list[WeightedEpisode])
-_NUMBERED = TypeAdapter(list[tuple[int, WeightedEpisode]])
 
 
 def distil(
@@ -86,8 +79,6 @@ def distil(
             )
 
     episodes = session.ranks.from_first(stored, "episodes of the store", _EPISODES)
-    if settings.shorten:
-        episodes = [*episodes, *_without_detours(session, reference, episodes)]
     if session.config.policy.freeze_embeddings:
         policy.freeze_embeddings()
     phase = distillation_phase(session, policy, episodes, version=version)
@@ -144,38 +135,6 @@ def weighted_episodes(
             if any(by_turn):
                 kept.append(WeightedEpisode(episode, tuple(by_turn)))
     return kept
-
-
-def _without_detours(
-    session: Session, reference: LanguageModel, episodes: Sequence[WeightedEpisode]
-) -> list[WeightedEpisode]:
-    """The shortened ones, of which each rank makes a share; in the order of the whole ones."""
-    context = build_context(session.config.agent, reference, session.environments)
-    ranks, found = session.ranks, list[tuple[int, WeightedEpisode]]()
-    own = range(ranks.rank, len(episodes), ranks.size)
-    session.progress.start("detours", len(own))
-    for done, number in enumerate(own, start=1):
-        if short := shortened(episodes[number], session.environments, context):
-            found.append((number, short))
-        session.progress.update(done, f"{counted(len(found), 'success', 'successes')} had some")
-    encoded = _NUMBERED.dump_json(found)
-    parts = ranks.gather(encoded, "episodes without detours") if ranks.size > 1 else [encoded]
-    numbered = [each for part in parts for each in _NUMBERED.validate_json(part)]
-    return [short for _, short in sorted(numbered, key=lambda each: each[0])]
-
-
-def shortened(
-    whole: WeightedEpisode, environments: EnvironmentManager, context: ContextManager
-) -> WeightedEpisode | None:
-    """A success without its detours, whose turns keep their weights; None if it had none.
-
-    Also None if no turn with a weight remains. Raises as `without_detours`.
-    """
-    short = without_detours(whole.trajectory, environments, context)
-    weights = tuple(whole.turn_weights[turn] for turn in short.kept)
-    if len(weights) == len(whole.turn_weights) or not any(weights):
-        return None
-    return WeightedEpisode(short.trajectory, weights)
 
 
 def distillation_phase(

@@ -212,13 +212,6 @@ def _check_chance(config: RunConfig, environment: HasTasks) -> None:
         config.algorithm.check_environment(deterministic=environment.properties.deterministic)
     except ValueError as error:
         raise ConfigError(f"the environment {config.environment.name!r}: {error}") from error
-    distillation = config.distillation
-    if distillation.enabled and distillation.shorten and not environment.properties.deterministic:
-        raise ConfigError(
-            f"distillation.shorten: the environment {config.environment.name!r} is stochastic, so "
-            "what remains of an episode takes another course when it is played again; set it to "
-            "false"
-        )
 
 
 def caveats(config: RunConfig, environment: HasTasks) -> list[str]:
