@@ -52,6 +52,9 @@ def without_key(text: str, key: str | None) -> str:
 
 @functools.cache
 def _with_escapes(key: str) -> re.Pattern[str]:
-    """The key with backslashes before characters, or with numbers in their place, as JSON may."""
-    written = (rf"(?:\\*{re.escape(each)}|\\+u(?i:{ord(each):04x}))" for each in key)
+    """The key with backslashes before characters, or with numbers in their place, as JSON may.
+
+    Some backslashes at most, as JSON in JSON has: of all, each would be looked at from each.
+    """
+    written = (rf"(?:\\{{0,8}}{re.escape(each)}|\\{{1,8}}u(?i:{ord(each):04x}))" for each in key)
     return re.compile("".join(written))

@@ -278,7 +278,7 @@ def test_a_key_that_a_server_repeats_does_not_reach_an_answer() -> None:
         assert ask(server).content == "my key is [the key]"
 
 
-@pytest.mark.parametrize("written", ["\\/", "\\u002f", "\\u002F"])
+@pytest.mark.parametrize("written", ["\\/", "\\\\/", "\\u002f", "\\u002F"])
 def test_a_key_that_a_server_writes_with_escapes_does_not_reach_an_answer(written: str) -> None:
     key = "sk-proj/very-secret"
     body = json.dumps(completion(f"my key is {key}")).replace("/", written)
