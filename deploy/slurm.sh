@@ -40,11 +40,12 @@ first=${nodes%%$'\n'*}
 # A port of its own for each job, since two jobs may share a node.
 port=$((20000 + SLURM_JOB_ID % 20000))
 
-# Since Slurm 22.05 srun does not take over the job's --cpus-per-task by itself.
+# From Slurm 22.05 until 23.11 srun does not take over the job's --cpus-per-task by itself.
 # torchrun reads the number of its node from PET_NODE_RANK. With --rdzv-backend c10d it would need none,
 # but after a lost network it would wait a quarter of an hour for its store on the first node.
 # shellcheck disable=SC2016 # $SLURM_NODEID is for the shell on each node
-srun --kill-on-bad-exit=1 ${SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"} bash -c 'PET_NODE_RANK=$SLURM_NODEID exec "$@"' bash \
+srun --kill-on-bad-exit=1 ${SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"} \
+  bash -c 'PET_NODE_RANK=$SLURM_NODEID exec "$@"' bash \
   "${PYTHON:-.venv/bin/python}" -m torch.distributed.run \
   --nnodes "$SLURM_NNODES" \
   --nproc-per-node "${SLURM_GPUS_ON_NODE:-1}" \

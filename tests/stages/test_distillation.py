@@ -19,6 +19,7 @@ from ragen_apo.config import resolved_yaml
 from ragen_apo.config.values import DistillationConfig
 from ragen_apo.errors import ConfigError, MissingValueError
 from ragen_apo.files import read_json_lines, write_json_lines_atomically
+from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.progress import SilentProgress
 from ragen_apo.run_directory import RunDirectory
 from ragen_apo.session import Session, open_session
@@ -434,6 +435,18 @@ def distilled_run(tmp_path_factory: pytest.TempPathFactory, told: Sayings) -> Ru
     return factories.run(factories.config(text=TEXT), path, progress=told)
 
 
+def imitated_by(session: Session, reference: LanguageModel) -> list[WeightedEpisode]:
+    """The episodes of this reference that the run has imitated."""
+    with session.value_store() as store:
+        return weighted_episodes(
+            store,
+            session.conditions(reference),
+            session.training_tasks(),
+            settings=session.config.distillation,
+            min_visits=1,
+        )
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("distilled_run")
 def test_where_chance_decides_the_run_says_that_luck_is_imitated(told: Sayings) -> None:
@@ -449,15 +462,7 @@ def test_the_curve_has_every_update_of_every_reference(distilled_run: RunDirecto
     config = factories.config(text=TEXT)
     session = open_session(config, distilled_run, SilentProgress())
     for version, part in enumerate(by_version):
-        reference = session.load_model(distilled_run.reference(version))
-        with ValueStore(distilled_run.values) as store:
-            imitated = weighted_episodes(
-                store,
-                session.conditions(reference),
-                session.training_tasks(),
-                settings=config.distillation,
-                min_visits=1,
-            )
+        imitated = imitated_by(session, session.load_model(distilled_run.reference(version)))
         num_updates = math.ceil(5 * len(imitated) / 2)  # five passes, two episodes an update
         assert num_updates > 5
         assert [row["step"] for row in part] == list(range(1, num_updates + 1))
@@ -478,14 +483,7 @@ def test_the_good_episodes_are_likelier_afterwards(distilled_run: RunDirectory) 
     config = factories.config(text=TEXT)
     session = open_session(config, distilled_run, SilentProgress())
     models = [session.load_model(f) for f in (distilled_run.reference(0), distilled_run.distilled)]
-    with ValueStore(distilled_run.values) as store:
-        episodes = weighted_episodes(
-            store,
-            session.conditions(models[0]),
-            session.training_tasks(),
-            settings=config.distillation,
-            min_visits=1,
-        )
+    episodes = imitated_by(session, models[0])
     whole = factories.changed(config, f"--distillation.batch_size={len(episodes)}")
     phase = distillation_phase(replace(session, config=whole), models[0], episodes, version=0)
     assert not phase.has_dropout

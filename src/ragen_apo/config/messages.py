@@ -182,10 +182,10 @@ def describe_problem(error: ErrorDetails, keys: Mapping[str, Key], *, where: str
     label = path or "configuration"
     if error["type"] in ("extra_forbidden", "invalid_key"):
         above = _known_path(parts[:-1], keys)
-        meant_key = ".".join(filter(None, [above, parts[-1]]))
-        if "." in parts[-1] and meant_key in keys:
-            return f"{label}: unknown key; sections are nested: {_nested(meant_key)}"
-        meant = suggestion(".".join(filter(None, [above, parts[-1]])), list(keys))
+        written = ".".join(filter(None, [above, parts[-1]]))
+        if "." in parts[-1] and written in keys:
+            return f"{label}: unknown key; sections are nested: {_nested(written)}"
+        meant = suggestion(written, list(keys))
         return f"{label}: unknown key; {meant.replace(above, '.'.join(parts[:-1]))}"
     if error["type"] == "value_error":
         said = error["msg"].removeprefix("Value error, ")

@@ -20,6 +20,8 @@ from ragen_apo.config.section import (
 
 MAX_SMALL_WEIGHTS = 1_000_000_000
 ALL_LINEAR = "all-linear"
+ADAPTER_SETTINGS = "adapter_config.json"
+"""The file of peft by which transformers, too, finds adapters in a folder."""
 
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 

@@ -31,7 +31,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from ragen_apo.config.policy import SmallModelConfig
+from ragen_apo.config.policy import ADAPTER_SETTINGS, SmallModelConfig
 from ragen_apo.distributed.sharding import Shards
 from ragen_apo.errors import ModelError
 from ragen_apo.policy.architecture import check_architecture
@@ -43,13 +43,7 @@ from ragen_apo.policy.chat_template import (
     read_chat_template,
 )
 from ragen_apo.policy.hub import hub_commit, not_loaded
-from ragen_apo.policy.lora import (
-    ADAPTER_SETTINGS,
-    adapters_disabled,
-    has_adapters,
-    plain_weights,
-    update_digest,
-)
+from ragen_apo.policy.lora import adapters_disabled, has_adapters, plain_weights, update_digest
 from ragen_apo.policy.model_checks import check_embeddings, probe_model, refuse_foreign_weights
 from ragen_apo.policy.packed_weights import packed_weights
 from ragen_apo.policy.passes import (

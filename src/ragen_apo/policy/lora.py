@@ -22,12 +22,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from ragen_apo.config.policy import ALL_LINEAR, LoraConfig
+from ragen_apo.config.policy import ADAPTER_SETTINGS, ALL_LINEAR, LoraConfig
 from ragen_apo.errors import ConfigError
 from ragen_apo.policy.passes import seeded_torch
 
-ADAPTER_SETTINGS = "adapter_config.json"
-"""The file of peft by which transformers, too, finds adapters in a folder."""
 _ADAPTER = "default"
 _MARK = ".lora_"
 """Occurs in the name of every tensor of an adapter, and `_BASE` in those of the layer below it."""

@@ -7,14 +7,12 @@ from pathlib import Path
 
 from huggingface_hub import CommitOperationAdd, HfApi
 
-from ragen_apo.config.policy import is_hub_name
+from ragen_apo.config.policy import ADAPTER_SETTINGS, is_hub_name
 from ragen_apo.errors import HubError, RunDirectoryError
 from ragen_apo.files import CHECKSUMS, check_checksums
 from ragen_apo.report.load import load_run
 from ragen_apo.report.model_card import model_card
 from ragen_apo.run_directory import RunDirectory
-
-_SETTINGS = "adapter_config.json"
 
 
 def push_to_hub(
@@ -45,7 +43,7 @@ def push_to_hub(
     contents = _files_of(files.policy)
     if files.adapter.is_dir():
         adapter = _files_of(files.adapter)
-        adapter[_SETTINGS] = _without_local_base(files.adapter / _SETTINGS)
+        adapter[ADAPTER_SETTINGS] = _without_local_base(files.adapter / ADAPTER_SETTINGS)
         contents |= {f"adapter/{name}": content for name, content in adapter.items()}
     contents["README.md"] = model_card(run, license_id=license_id).encode(errors="replace")
     hub = HfApi(endpoint=endpoint)
