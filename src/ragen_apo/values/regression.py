@@ -217,16 +217,17 @@ def _row(numbers: Sequence[float]) -> Tensor:
 
 def _around(sums: Tensor, means: Tensor) -> Tensor:
     """The sums [D + 1, D + 1] of rows less their means, from those with a last column of ones."""
-    shift = torch.eye(len(means), dtype=means.dtype)[:, :-1]
-    shift[-1] = -means[:-1]
-    return shift.T @ sums @ shift
+    mean = means[:-1]
+    of_row, of_column, number = sums[..., -1:, :-1], sums[..., :-1, -1:], sums[..., -1:, -1:]
+    shifted = sums[..., :-1, :-1] - of_column * mean
+    return shifted - mean[:, None] * (of_row - number * mean)
 
 
 def _solved(sums: Tensor, ridge: float) -> Tensor:
     """The weights [D] of the ridge regression."""
-    gram_DD, moment_D1 = sums[:-1, :-1], sums[:-1, -1:]
-    identity_DD = torch.eye(len(gram_DD), dtype=gram_DD.dtype)
-    lower_DD = torch.linalg.cholesky(gram_DD + ridge * identity_DD)
+    gram_DD, moment_D1 = sums[:-1, :-1].clone(), sums[:-1, -1:]
+    gram_DD.diagonal().add_(ridge)
+    lower_DD = torch.linalg.cholesky(gram_DD)
     return torch.cholesky_solve(moment_D1, lower_DD)[:, 0]
 
 
@@ -234,9 +235,10 @@ def _best_ridge(folds: Tensor) -> tuple[float, float]:
     """The ridge whose predictions of held-out folds err least, and the sum of squared errors."""
     whole, minus_one = folds.sum(0), -torch.ones(1, dtype=folds.dtype)
     errors = dict.fromkeys(RIDGES, 0.0)
-    for ridge in RIDGES:
-        for held in folds:
-            residual = torch.cat([_solved(whole - held, ridge), minus_one])  # of the columns
+    for held in folds:
+        others = whole - held
+        for ridge in RIDGES:
+            residual = torch.cat([_solved(others, ridge), minus_one])  # of the columns
             errors[ridge] += float(residual @ held @ residual)
     best = min(RIDGES, key=lambda ridge: (errors[ridge], -ridge))
     return best, errors[best]
