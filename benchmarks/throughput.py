@@ -189,7 +189,7 @@ def apo_update(
 ) -> None:
     """One Stage 2 update as the trainer makes it, with made-up returns and values."""
     settings = ApoSettings(beta2=Apo().beta2)
-    for indices in micro_batches([(s,) for s in samples], size=config.training.micro_batch_size):
+    for indices in _passes(config, samples, policy):
         batch = collate(
             [samples[index] for index in indices], pad_id=policy.pad_id, device=policy.device
         )
@@ -210,6 +210,13 @@ def apo_update(
     optimizer.update(learning_rate=1e-6, max_grad_norm=1.0)
 
 
+def _passes(
+    config: RunConfig, samples: Sequence[TrainingSample], model: LanguageModel
+) -> list[list[int]]:
+    size = config.training.micro_batch_size
+    return micro_batches([(each,) for each in samples], size=size, device=model.device)
+
+
 def supervised_update(
     config: RunConfig,
     model: LanguageModel,
@@ -218,7 +225,7 @@ def supervised_update(
 ) -> None:
     """One update on the responses of the same episodes."""
     parts = []
-    for indices in micro_batches([(s,) for s in samples], size=config.training.micro_batch_size):
+    for indices in _passes(config, samples, model):
         batch = collate(
             [samples[index] for index in indices], pad_id=model.pad_id, device=model.device
         )

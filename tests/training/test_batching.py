@@ -1,3 +1,5 @@
+from collections.abc import Iterator, Sequence
+
 import pytest
 import torch
 from hypothesis import given
@@ -5,10 +7,10 @@ from hypothesis import strategies as st
 
 from ragen_apo.policy.passes import longest_within, padded_length
 from ragen_apo.task_order import epoch_slice
-from ragen_apo.training.batching import collate, micro_batches
+from ragen_apo.training.batching import TOKENS_PER_PASS, collate, micro_batches
 from ragen_apo.types import TrainingSample
 
-CPU = torch.device("cpu")
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 
 def sample(length: int) -> TrainingSample:
@@ -28,22 +30,60 @@ def test_collate_pads_on_the_right_up_to_the_longest_sample() -> None:
     assert batch.loss_mask_RT.dtype == torch.bool
 
 
-@given(lengths=st.lists(st.integers(1, 30), min_size=1, max_size=20), size=st.integers(1, 8))
+@given(
+    lengths=st.lists(st.integers(1, 30), min_size=1, max_size=20),
+    size=st.integers(1, 8),
+    device=st.sampled_from([CPU, GPU]),
+)
 def test_micro_batches_hold_every_sample_once_and_neighbours_in_length(
-    lengths: list[int], size: int
+    lengths: list[int], size: int, device: torch.device
 ) -> None:
-    groups = micro_batches([[sample(length)] for length in lengths], size=size)
+    groups = micro_batches([[sample(length)] for length in lengths], size=size, device=device)
     in_order = [index for group in groups for index in group]
     assert sorted(in_order) == list(range(len(lengths)))
     assert all(1 <= len(group) <= size for group in groups)
     assert [lengths[index] for index in in_order] == sorted(lengths)
 
 
-def test_the_samples_of_an_episode_stay_in_one_micro_batch() -> None:
+@given(lengths=st.lists(st.integers(1, 600), min_size=1, max_size=9), size=st.integers(1, 5))
+def test_no_other_micro_batches_of_neighbours_are_computed_sooner_on_a_cpu(
+    lengths: list[int], size: int
+) -> None:
+    lengths.sort()
+
+    def cost(groups: Sequence[Sequence[int]]) -> int:
+        return sum(
+            TOKENS_PER_PASS["cpu"] + len(group) * padded_length(max(lengths[i] for i in group))
+            for group in groups
+        )
+
+    def divisions(begin: int) -> Iterator[list[list[int]]]:
+        """All of the samples from `begin` on, in order."""
+        if begin == len(lengths):
+            yield []
+        for end in range(begin + 1, min(begin + size, len(lengths)) + 1):
+            for others in divisions(end):
+                yield [list(range(begin, end)), *others]
+
+    found = micro_batches([[sample(length)] for length in lengths], size=size, device=CPU)
+    assert cost(found) == min(cost(groups) for groups in divisions(0))
+
+
+def test_what_is_much_longer_is_a_micro_batch_of_its_own_on_a_cpu_but_not_on_a_gpu() -> None:
+    episodes = [[sample(length)] for length in (400, 50, 48, 390)]
+    assert micro_batches(episodes, size=4, device=CPU) == [[2, 1], [3, 0]]
+    assert micro_batches(episodes, size=4, device=GPU) == [[2, 1, 3, 0]]
+    assert micro_batches(episodes, size=3, device=GPU) == [[2, 1], [3, 0]], (
+        "two, and little padding"
+    )
+
+
+@pytest.mark.parametrize("device", [CPU, GPU])
+def test_the_samples_of_an_episode_stay_in_one_micro_batch(device: torch.device) -> None:
     episodes = [[sample(9), sample(2)], [sample(3)] * 5, [sample(4)], [sample(8)]]
     # By longest sample 3, 4, 8, 9; at most three samples a group, five where they cannot be parted.
-    assert micro_batches(episodes, size=3) == [[1], [2, 3], [0]]
-    assert micro_batches(episodes, size=4) == [[1], [2, 3, 0]]
+    assert micro_batches(episodes, size=3, device=device) == [[1], [2], [3, 0]]
+    assert micro_batches(episodes, size=4, device=device) == [[1], [2, 3, 0]]
 
 
 def slices(*, num_items: int, batch_size: int, num_steps: int) -> list[int]:

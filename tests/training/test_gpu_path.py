@@ -443,6 +443,9 @@ def played() -> Played:
         (
             "ppo",
             [
+                # In the minibatches of seed 0 a key's bias has a gradient near 0, whose rounding
+                # AdamW makes an update of its own.
+                "--seed=1",
                 "--algorithm.num_minibatches=2",
                 "--algorithm.kl_in=reward",
                 "--algorithm.kl_coefficient=0.01",
@@ -454,8 +457,13 @@ def played() -> Played:
 )
 @pytest.mark.usefixtures("few_random_features")
 def test_a_step_is_that_of_the_cpu(
-    session: Session, played: Played, algorithm: str, keys: list[str]
+    session: Session,
+    played: Played,
+    algorithm: str,
+    keys: list[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("ragen_apo.training.batching.TOKENS_PER_PASS", {})  # the same passes
     trajectories = played(trainer_of(session, algorithm, *keys))
     on_cpu = trainer_of(session, algorithm, *keys)
     expected = step_of(on_cpu, trajectories)

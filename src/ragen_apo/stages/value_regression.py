@@ -100,7 +100,7 @@ def features_of_turns(
         return (turn_features(reference, token_ids_ML, targets_ML, make_reader),)
 
     found: dict[int, Tensor] = {}
-    for group in micro_batches(episodes, size=micro_batch_size):
+    for group in micro_batches(episodes, size=micro_batch_size, device=reference.device):
         of_group = [episodes[index] for index in group]
         together = [sample for samples in of_group for sample in samples]
         batch = collate(together, pad_id=reference.pad_id, device=reference.device)

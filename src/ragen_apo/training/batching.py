@@ -17,6 +17,12 @@ from ragen_apo.policy.passes import padded_length, to_device
 from ragen_apo.seeding import generator
 from ragen_apo.types import TrainingSample
 
+TOKENS_PER_PASS = {"cpu": 200}
+"""What a pass costs beside its tokens, in tokens: 174 to 250 with models of about a million weights
+(docs/log.md, "What made rollouts faster, and what did not?")."""
+FEWEST_PASSES = 10**9
+"""The same for other devices, where passes are as few as they can be."""
+
 
 @dataclass(frozen=True)
 class TokenBatch:
@@ -63,22 +69,40 @@ def loss_mask_of(samples: Sequence[TrainingSample], *, num_positions: int) -> Te
 
 
 def micro_batches(
-    episodes: Sequence[Sequence[TrainingSample]], *, size: int, share: slice = slice(None)
+    episodes: Sequence[Sequence[TrainingSample]],
+    *,
+    size: int,
+    device: torch.device,
+    share: slice = slice(None),
 ) -> list[list[int]]:
     """Indices of the episodes in groups of at most `size` samples of similar length.
 
+    Of all such groups these are computed the soonest: padding costs time, and so does each pass.
     The samples of an episode stay together; one that has more is a group of its own. `share` of
     the episodes, from the shortest to the longest, are in the groups of this rank.
     """
+    order = _by_length(episodes)[share]
+    pass_cost = TOKENS_PER_PASS.get(device.type, FEWEST_PASSES)
+    costs, begins = [0], [0]
+    """Of the first episodes in that order: the least cost, and where the last group begins."""
+    for end in range(1, len(order) + 1):
+        length = padded_length(max(len(sample.token_ids) for sample in episodes[order[end - 1]]))
+        num_samples = 0
+        choices = []
+        for begin in reversed(range(end)):
+            num_samples += len(episodes[order[begin]])
+            if choices and num_samples > size:
+                break
+            choices.append((costs[begin] + pass_cost + num_samples * length, begin))
+        cost, begin = min(choices)
+        costs.append(cost)
+        begins.append(begin)
     groups: list[list[int]] = []
-    num_samples = 0
-    for index in _by_length(episodes)[share]:
-        num_samples += len(episodes[index])
-        if not groups or num_samples > size:
-            groups.append([])
-            num_samples = len(episodes[index])
-        groups[-1].append(index)
-    return groups
+    end = len(order)
+    while end:
+        groups.append(order[begins[end] : end])
+        end = begins[end]
+    return groups[::-1]
 
 
 def shortest(episodes: Sequence[Sequence[TrainingSample]]) -> int:

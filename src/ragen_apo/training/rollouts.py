@@ -115,7 +115,7 @@ class Rollouts:
         episodes = [self.samples[index] for index in indices]
         device = self.group_B.device
         num_tokens = sum(sum(sample.loss_mask) for samples in episodes for sample in samples)
-        groups = micro_batches(episodes, size=size, share=self.ranks.share)
+        groups = micro_batches(episodes, size=size, device=device, share=self.ranks.share)
         num_passes = self.ranks.most(len(groups), "micro-batches")
         idle = [[shortest(episodes)]] * (num_passes - len(groups))
         for number, chosen in enumerate([*groups, *idle]):

@@ -155,7 +155,8 @@ def cross_scores(
         for thought, prompt in pairs
     ]
     score_of: dict[tuple[TokenIds, TokenIds], float] = {}
-    for indices in micro_batches([(sample,) for sample in samples], size=micro_batch_size):
+    alone = [(sample,) for sample in samples]
+    for indices in micro_batches(alone, size=micro_batch_size, device=policy.device):
         batch = collate(
             [samples[index] for index in indices], pad_id=policy.pad_id, device=policy.device
         )

@@ -162,7 +162,8 @@ def sample_batches(
     `weights` has one for each token of each sample; a weight of 0 makes it no target.
     """
     batches = []
-    for rows in micro_batches([(sample,) for sample in samples], size=size, share=share):
+    alone = [(sample,) for sample in samples]
+    for rows in micro_batches(alone, size=size, device=device, share=share):
         tokens = collate([samples[row] for row in rows], pad_id=pad_id, device=device)
         batch = SupervisedBatch(tokens.token_ids_RT, tokens.loss_mask_RT)
         if weights is not None:
