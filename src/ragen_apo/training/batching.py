@@ -18,8 +18,8 @@ from ragen_apo.seeding import generator
 from ragen_apo.types import TrainingSample
 
 TOKENS_PER_PASS = {"cpu": 200}
-"""What a pass costs beside its tokens, in tokens: 174 to 250 with models of about a million weights
-(docs/log.md, "What made rollouts faster, and what did not?")."""
+"""What a pass costs beside its tokens, in tokens: 170 to 250 with models of about a million weights
+(docs/log.md, "How fast are rollouts and training?")."""
 FEWEST_PASSES = 10**9
 """The same for other devices, where passes are as few as they can be."""
 
