@@ -55,7 +55,7 @@ from ragen_apo.policy.language_model import LanguageModel, load_language_model
 from ragen_apo.policy.precision import chosen_precision
 from ragen_apo.policy.scoring import score_tokens, token_logprobs
 from ragen_apo.training.algorithms.apo import Apo
-from ragen_apo.training.batching import collate, micro_batches
+from ragen_apo.training.batching import collate, micro_batches, pass_cost
 from ragen_apo.training.optimization import Optimizer
 from ragen_apo.types import TrainingSample, training_samples
 from ragen_apo.warm_start.supervised import SupervisedBatch, accumulate_supervised_gradients
@@ -213,8 +213,8 @@ def apo_update(
 def _passes(
     config: RunConfig, samples: Sequence[TrainingSample], model: LanguageModel
 ) -> list[list[int]]:
-    size = config.training.micro_batch_size
-    return micro_batches([(each,) for each in samples], size=size, device=model.device)
+    size, cost = config.training.micro_batch_size, pass_cost(model.device)
+    return micro_batches([(each,) for each in samples], size=size, pass_cost=cost)
 
 
 def supervised_update(
@@ -364,8 +364,8 @@ def main() -> None:
         title="Training and rollouts beside matrix products",
         notes=(
             f"{config.policy.path or 'The default model'} trains on {num_episodes} episodes in"
-            f" micro-batches of {config.training.micro_batch_size}, and plays rollouts of as many."
-            f" Times are {given.clock} seconds, measured {given.repeats} times in turns (medians)."
+            f" micro-batches of at most {config.training.micro_batch_size}, and plays rollouts of as"
+            f" many. Times are {given.clock} seconds, measured {given.repeats} times in turns (medians)."
             " The entropy of the scored tokens, a metric, by itself takes"
             f" {' and '.join(f'{share:.1%}' for share in shares)} of Stage 2. What is counted is"
             " described in `benchmarks/throughput.py`, and so are the two rates of products that"

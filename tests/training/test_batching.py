@@ -7,10 +7,16 @@ from hypothesis import strategies as st
 
 from ragen_apo.policy.passes import longest_within, padded_length
 from ragen_apo.task_order import epoch_slice
-from ragen_apo.training.batching import TOKENS_PER_PASS, collate, micro_batches
+from ragen_apo.training.batching import (
+    FEWEST_PASSES,
+    TOKENS_PER_PASS,
+    collate,
+    micro_batches,
+    pass_cost,
+)
 from ragen_apo.types import TrainingSample
 
-CPU, GPU = torch.device("cpu"), torch.device("cuda")
+CPU = torch.device("cpu")
 
 
 def sample(length: int) -> TrainingSample:
@@ -30,60 +36,91 @@ def test_collate_pads_on_the_right_up_to_the_longest_sample() -> None:
     assert batch.loss_mask_RT.dtype == torch.bool
 
 
+COSTS = [TOKENS_PER_PASS, FEWEST_PASSES]
+
+
 @given(
-    lengths=st.lists(st.integers(1, 30), min_size=1, max_size=20),
+    lengths=st.lists(st.lists(st.integers(1, 30), min_size=1, max_size=3), min_size=1, max_size=20),
     size=st.integers(1, 8),
-    device=st.sampled_from([CPU, GPU]),
+    cost=st.sampled_from(COSTS),
 )
-def test_micro_batches_hold_every_sample_once_and_neighbours_in_length(
-    lengths: list[int], size: int, device: torch.device
+def test_micro_batches_hold_every_episode_once_and_neighbours_in_length(
+    lengths: list[list[int]], size: int, cost: int
 ) -> None:
-    groups = micro_batches([[sample(length)] for length in lengths], size=size, device=device)
+    episodes = [[sample(length) for length in of_episode] for of_episode in lengths]
+    groups = micro_batches(episodes, size=size, pass_cost=cost)
     in_order = [index for group in groups for index in group]
     assert sorted(in_order) == list(range(len(lengths)))
-    assert all(1 <= len(group) <= size for group in groups)
-    assert [lengths[index] for index in in_order] == sorted(lengths)
+    assert all(len(group) == 1 or num_samples(episodes, group) <= size for group in groups)
+    longest = [max(lengths[index]) for index in in_order]
+    assert longest == sorted(longest)
 
 
-@given(lengths=st.lists(st.integers(1, 600), min_size=1, max_size=9), size=st.integers(1, 5))
-def test_no_other_micro_batches_of_neighbours_are_computed_sooner_on_a_cpu(
-    lengths: list[int], size: int
+def num_samples(episodes: Sequence[Sequence[TrainingSample]], group: Sequence[int]) -> int:
+    return sum(len(episodes[index]) for index in group)
+
+
+@given(
+    lengths=st.lists(st.lists(st.integers(1, 600), min_size=1, max_size=2), min_size=1, max_size=8),
+    size=st.integers(1, 5),
+    pass_cost=st.sampled_from([0, *COSTS]),
+)
+def test_no_other_micro_batches_of_neighbours_cost_less(
+    lengths: list[list[int]], size: int, pass_cost: int
 ) -> None:
-    lengths.sort()
+    lengths.sort(key=max)
+    episodes = [[sample(length) for length in of_episode] for of_episode in lengths]
 
     def cost(groups: Sequence[Sequence[int]]) -> int:
         return sum(
-            TOKENS_PER_PASS["cpu"] + len(group) * padded_length(max(lengths[i] for i in group))
+            pass_cost + num_samples(episodes, group) * padded_length(max(lengths[group[-1]]))
             for group in groups
         )
 
     def divisions(begin: int) -> Iterator[list[list[int]]]:
-        """All of the samples from `begin` on, in order."""
+        """All of the episodes from `begin` on, in order."""
         if begin == len(lengths):
             yield []
-        for end in range(begin + 1, min(begin + size, len(lengths)) + 1):
-            for others in divisions(end):
-                yield [list(range(begin, end)), *others]
+        for end in range(begin + 1, len(lengths) + 1):
+            group = list(range(begin, end))
+            if len(group) == 1 or num_samples(episodes, group) <= size:
+                for others in divisions(end):
+                    yield [group, *others]
 
-    found = micro_batches([[sample(length)] for length in lengths], size=size, device=CPU)
+    found = micro_batches(episodes, size=size, pass_cost=pass_cost)
     assert cost(found) == min(cost(groups) for groups in divisions(0))
 
 
-def test_what_is_much_longer_is_a_micro_batch_of_its_own_on_a_cpu_but_not_on_a_gpu() -> None:
+def test_a_long_context_has_a_pass_of_its_own_where_a_pass_costs_less_than_its_padding() -> None:
     episodes = [[sample(length)] for length in (400, 50, 48, 390)]
-    assert micro_batches(episodes, size=4, device=CPU) == [[2, 1], [3, 0]]
-    assert micro_batches(episodes, size=4, device=GPU) == [[2, 1, 3, 0]]
-    assert micro_batches(episodes, size=3, device=GPU) == [[2, 1], [3, 0]], (
-        "two, and little padding"
-    )
+
+    def groups(size: int, device: str, *, sharded: bool = False) -> list[list[int]]:
+        cost = pass_cost(torch.device(device), sharded=sharded)
+        return micro_batches(episodes, size=size, pass_cost=cost)
+
+    assert groups(4, "cpu") == [[2, 1], [3, 0]]
+    assert groups(4, "cuda") == [[2, 1, 3, 0]]
+    assert groups(4, "cpu", sharded=True) == [[2, 1, 3, 0]], "which gathers all weights"
+    assert groups(3, "cuda") == [[2, 1], [3, 0]], "of two passes, those with the least padding"
 
 
-@pytest.mark.parametrize("device", [CPU, GPU])
-def test_the_samples_of_an_episode_stay_in_one_micro_batch(device: torch.device) -> None:
+@pytest.mark.parametrize("cost", COSTS)
+def test_the_samples_of_an_episode_stay_in_one_micro_batch(cost: int) -> None:
     episodes = [[sample(9), sample(2)], [sample(3)] * 5, [sample(4)], [sample(8)]]
     # By longest sample 3, 4, 8, 9; at most three samples a group, five where they cannot be parted.
-    assert micro_batches(episodes, size=3, device=device) == [[1], [2], [3, 0]]
-    assert micro_batches(episodes, size=4, device=device) == [[1], [2, 3, 0]]
+    assert micro_batches(episodes, size=3, pass_cost=cost) == [[1], [2], [3, 0]]
+    assert micro_batches(episodes, size=4, pass_cost=cost) == [[1], [2, 3, 0]]
+
+
+def test_the_groups_of_ranks_are_those_of_their_shares() -> None:
+    episodes = [[sample(length)] for length in (5, 300, 4, 310, 6)]
+    shares = [slice(rank, None, 2) for rank in range(2)]
+    groups = [
+        micro_batches(episodes, size=9, pass_cost=TOKENS_PER_PASS, share=share) for share in shares
+    ]
+    assert groups == [[[2, 4], [3]], [[0], [1]]]
+    nothing = slice(5, None)
+    assert micro_batches(episodes, size=9, pass_cost=TOKENS_PER_PASS, share=nothing) == []
 
 
 def slices(*, num_items: int, batch_size: int, num_steps: int) -> list[int]:

@@ -22,7 +22,7 @@ from ragen_apo.policy.passes import seeded_torch
 from ragen_apo.policy.ragged_cache import RaggedLayer
 from ragen_apo.policy.scoring import score_tokens
 from ragen_apo.session import Session
-from ragen_apo.training.batching import collate, loss_mask_of
+from ragen_apo.training.batching import FEWEST_PASSES, collate, loss_mask_of
 from ragen_apo.training.checkpoint import (
     Position,
     load_latest_checkpoint,
@@ -417,18 +417,18 @@ Played = Callable[[Trainer], list[Trajectory]]
 def played() -> Played:
     """The episodes of a step, with returns that differ.
 
-    They are the same for all algorithms that play a task equally often, and played once.
+    They are the same for all algorithms that play a task equally often, and played once a seed.
     """
-    episodes: dict[int, list[Trajectory]] = {}
+    episodes: dict[tuple[int, int], list[Trajectory]] = {}
 
     def played(trainer: Trainer) -> list[Trajectory]:
-        size = trainer.config.algorithm.rollouts_per_task
-        if size not in episodes:
-            episodes[size] = [
+        kind = trainer.config.algorithm.rollouts_per_task, trainer.config.seed
+        if kind not in episodes:
+            episodes[kind] = [
                 with_return(each, float(number % 3))
                 for number, each in enumerate(trainer.step(0).trajectories)
             ]
-        return episodes[size]
+        return episodes[kind]
 
     return played
 
@@ -463,7 +463,7 @@ def test_a_step_is_that_of_the_cpu(
     keys: list[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("ragen_apo.training.batching.TOKENS_PER_PASS", {})  # the same passes
+    monkeypatch.setattr("ragen_apo.training.batching.TOKENS_PER_PASS", FEWEST_PASSES)
     trajectories = played(trainer_of(session, algorithm, *keys))
     on_cpu = trainer_of(session, algorithm, *keys)
     expected = step_of(on_cpu, trajectories)

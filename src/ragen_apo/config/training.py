@@ -146,11 +146,11 @@ class TrainingConfig(Section):
     """Episodes that are played in place of each one of a step; the one with the highest return is
     trained on (TSR). The chosen episode is not a sample of the policy: docs/search.md."""
     micro_batch_size: Size = 16
-    """Contexts per forward pass, at most. It bounds memory and does not change the result. On a CPU
-    passes have fewer where that spares more padding than a pass costs. A trajectory has one context
-    with `full`, and up to one per turn with windows. One with more contexts than this is read in
-    several passes, and each is made again for the gradient; with `machine.sharding: full` it is
-    read in one."""
+    """Contexts per forward pass, at most. It bounds memory and changes the result by rounding only.
+    On a CPU contexts of different lengths go through in passes of their own, for less padding. A
+    trajectory has one context with `full`, and up to one per turn with windows. One with more
+    contexts than this is read in several passes, and each is made again for the gradient; with
+    `machine.sharding: full` it is read in one."""
     num_rows: Annotated[int, BeforeValidator(whole_number), Field(ge=1, le=10_000)] = 128
     """Largest number of episodes that are played at the same time."""
     eval_every: Count | None = 10

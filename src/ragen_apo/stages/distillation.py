@@ -172,7 +172,7 @@ def distillation_phase(
             size=size,
             pad_id=policy.pad_id,
             device=session.device,
-            share=session.ranks.share,
+            ranks=session.ranks,
         )
 
     return SupervisedPhase(

@@ -16,7 +16,7 @@ from ragen_apo.errors import TrainingError
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.policy.passes import in_pieces
 from ragen_apo.policy.turn_features import MakeReader, num_turns_of, state_reader, turn_features
-from ragen_apo.training.batching import collate, loss_mask_of, micro_batches
+from ragen_apo.training.batching import collate, loss_mask_of, micro_batches, pass_cost
 from ragen_apo.types import TrainingSample, Trajectory, training_samples
 from ragen_apo.values.regression import NUM_FOLDS, HeldOut, ValueRegression, fit_values
 from ragen_apo.values.state_values import returns_to_go
@@ -100,7 +100,8 @@ def features_of_turns(
         return (turn_features(reference, token_ids_ML, targets_ML, make_reader),)
 
     found: dict[int, Tensor] = {}
-    for group in micro_batches(episodes, size=micro_batch_size, device=reference.device):
+    cost = pass_cost(reference.device, sharded=reference.shards is not None)
+    for group in micro_batches(episodes, size=micro_batch_size, pass_cost=cost):
         of_group = [episodes[index] for index in group]
         together = [sample for samples in of_group for sample in samples]
         batch = collate(together, pad_id=reference.pad_id, device=reference.device)

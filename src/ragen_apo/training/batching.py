@@ -17,11 +17,11 @@ from ragen_apo.policy.passes import padded_length, to_device
 from ragen_apo.seeding import generator
 from ragen_apo.types import TrainingSample
 
-TOKENS_PER_PASS = {"cpu": 200}
-"""What a pass costs beside its tokens, in tokens: 170 to 250 with models of about a million weights
-(docs/log.md, "How fast are rollouts and training?")."""
+TOKENS_PER_PASS = 200
+"""What a pass costs on a CPU beside its tokens, in tokens: about so much with small models and
+short contexts (docs/log.md, "How fast are rollouts and training?")."""
 FEWEST_PASSES = 10**9
-"""The same for other devices, where passes are as few as they can be."""
+"""The same where passes are to be as few as they can be."""
 
 
 @dataclass(frozen=True)
@@ -68,21 +68,25 @@ def loss_mask_of(samples: Sequence[TrainingSample], *, num_positions: int) -> Te
     return torch.from_numpy(mask)
 
 
+def pass_cost(device: torch.device, *, sharded: bool = False) -> int:
+    """What a pass costs beside its tokens, in tokens; `sharded` if it gathers shares of weights."""
+    return TOKENS_PER_PASS if device.type == "cpu" and not sharded else FEWEST_PASSES
+
+
 def micro_batches(
     episodes: Sequence[Sequence[TrainingSample]],
     *,
     size: int,
-    device: torch.device,
+    pass_cost: int,
     share: slice = slice(None),
 ) -> list[list[int]]:
     """Indices of the episodes in groups of at most `size` samples of similar length.
 
-    Of all such groups these are computed the soonest: padding costs time, and so does each pass.
-    The samples of an episode stay together; one that has more is a group of its own. `share` of
-    the episodes, from the shortest to the longest, are in the groups of this rank.
+    Of all such groups these cost the least: padding costs time, and so does each pass. The samples
+    of an episode stay together; one that has more is a group of its own. `share` of the episodes,
+    from the shortest to the longest, are in the groups of this rank.
     """
     order = _by_length(episodes)[share]
-    pass_cost = TOKENS_PER_PASS.get(device.type, FEWEST_PASSES)
     costs, begins = [0], [0]
     """Of the first episodes in that order: the least cost, and where the last group begins."""
     for end in range(1, len(order) + 1):

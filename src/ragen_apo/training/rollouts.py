@@ -31,6 +31,7 @@ from ragen_apo.training.batching import (
     collate,
     loss_mask_of,
     micro_batches,
+    pass_cost,
     shortest,
 )
 from ragen_apo.types import TrainingSample, Trajectory, training_samples
@@ -115,7 +116,8 @@ class Rollouts:
         episodes = [self.samples[index] for index in indices]
         device = self.group_B.device
         num_tokens = sum(sum(sample.loss_mask) for samples in episodes for sample in samples)
-        groups = micro_batches(episodes, size=size, device=device, share=self.ranks.share)
+        cost = pass_cost(device, sharded=self.ranks.sharded)
+        groups = micro_batches(episodes, size=size, pass_cost=cost, share=self.ranks.share)
         num_passes = self.ranks.most(len(groups), "micro-batches")
         idle = [[shortest(episodes)]] * (num_passes - len(groups))
         for number, chosen in enumerate([*groups, *idle]):

@@ -50,7 +50,7 @@ from transformers import PreTrainedTokenizerBase
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.policy.scoring import token_logprobs
 from ragen_apo.policy.tokenizer import CLOSE_THOUGHT, OPEN_THOUGHT, text_of
-from ragen_apo.training.batching import collate, micro_batches
+from ragen_apo.training.batching import collate, micro_batches, pass_cost
 from ragen_apo.types import TrainingSample, Trajectory, Turn
 
 TIE_TOLERANCE = 1e-4
@@ -156,7 +156,8 @@ def cross_scores(
     ]
     score_of: dict[tuple[TokenIds, TokenIds], float] = {}
     alone = [(sample,) for sample in samples]
-    for indices in micro_batches(alone, size=micro_batch_size, device=policy.device):
+    cost = pass_cost(policy.device, sharded=policy.shards is not None)
+    for indices in micro_batches(alone, size=micro_batch_size, pass_cost=cost):
         batch = collate(
             [samples[index] for index in indices], pad_id=policy.pad_id, device=policy.device
         )

@@ -24,12 +24,13 @@ from ragen_apo.agent.proxy import EpisodeRequest
 from ragen_apo.agent.scripted import play_scripted_episodes
 from ragen_apo.choices import Relabel
 from ragen_apo.config.warm_start import CopyConfig, DemonstrationsConfig
+from ragen_apo.distributed.ranks import ALONE, Ranks
 from ragen_apo.environments.base import ScriptedPolicy
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.policy.tokenizer import SPECIAL_TOKENS
 from ragen_apo.progress import Progress, SilentProgress
 from ragen_apo.seeding import derive_seed, generator
-from ragen_apo.training.batching import collate, micro_batches
+from ragen_apo.training.batching import collate, micro_batches, pass_cost
 from ragen_apo.types import Task, TrainingSample, Trajectory
 from ragen_apo.warm_start.supervised import SupervisedBatch
 
@@ -155,7 +156,7 @@ def sample_batches(
     pad_id: int,
     device: torch.device,
     weights: Sequence[Sequence[float]] | None = None,
-    share: slice = slice(None),
+    ranks: Ranks = ALONE,
 ) -> list[SupervisedBatch]:
     """One update's samples, this rank's share, in parts of at most `size`, of similar length.
 
@@ -163,7 +164,8 @@ def sample_batches(
     """
     batches = []
     alone = [(sample,) for sample in samples]
-    for rows in micro_batches(alone, size=size, device=device, share=share):
+    cost = pass_cost(device, sharded=ranks.sharded)
+    for rows in micro_batches(alone, size=size, pass_cost=cost, share=ranks.share):
         tokens = collate([samples[row] for row in rows], pad_id=pad_id, device=device)
         batch = SupervisedBatch(tokens.token_ids_RT, tokens.loss_mask_RT)
         if weights is not None:

@@ -81,7 +81,7 @@ def demonstrations_phase(session: Session, model: LanguageModel) -> SupervisedPh
             size=session.config.training.micro_batch_size,
             pad_id=pad_id,
             device=session.device,
-            share=session.ranks.share,
+            ranks=session.ranks,
         )
 
     return SupervisedPhase(
