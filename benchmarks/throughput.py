@@ -364,8 +364,9 @@ def main() -> None:
         title="Training and rollouts beside matrix products",
         notes=(
             f"{config.policy.path or 'The default model'} trains on {num_episodes} episodes in"
-            f" micro-batches of at most {config.training.micro_batch_size}, and plays rollouts of as"
-            f" many. Times are {given.clock} seconds, measured {given.repeats} times in turns (medians)."
+            f" micro-batches of at most {config.training.micro_batch_size}, and plays rollouts of"
+            f" as many. Times are {given.clock} seconds, measured {given.repeats} times in turns"
+            " (medians)."
             " The entropy of the scored tokens, a metric, by itself takes"
             f" {' and '.join(f'{share:.1%}' for share in shares)} of Stage 2. What is counted is"
             " described in `benchmarks/throughput.py`, and so are the two rates of products that"

@@ -2,7 +2,7 @@
 
     python examples/shop.py [CONFIG [RUN_DIR]]
 
-About four minutes on two cores with configs/shop.yaml. The same call goes on with a run that is
+About five minutes on two cores with configs/shop.yaml. The same call goes on with a run that is
 there already.
 """
 
