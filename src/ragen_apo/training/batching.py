@@ -45,8 +45,7 @@ class TokenBatch:
 
 def collate(samples: Sequence[TrainingSample], *, pad_id: int, device: torch.device) -> TokenBatch:
     """Pads the samples to the longest of them, or a little more (see `padded_length`)."""
-    longest = max(len(sample.token_ids) for sample in samples)
-    shape = (len(samples), padded_length(longest))
+    shape = (len(samples), padded_length(_longest(samples)))
     token_ids = np.full(shape, pad_id, dtype=np.int64)
     logprobs = np.zeros(shape, dtype=np.float32)
     for row, sample in enumerate(samples):
@@ -90,7 +89,7 @@ def micro_batches(
     costs, begins = [0], [0]
     """Of the first episodes in that order: the least cost, and where the last group begins."""
     for end in range(1, len(order) + 1):
-        length = padded_length(max(len(sample.token_ids) for sample in episodes[order[end - 1]]))
+        length = padded_length(_longest(episodes[order[end - 1]]))
         num_samples = 0
         choices = []
         for begin in reversed(range(end)):
@@ -115,8 +114,11 @@ def shortest(episodes: Sequence[Sequence[TrainingSample]]) -> int:
 
 
 def _by_length(episodes: Sequence[Sequence[TrainingSample]]) -> list[int]:
-    longest = [max(len(sample.token_ids) for sample in samples) for samples in episodes]
-    return sorted(range(len(episodes)), key=longest.__getitem__)
+    return sorted(range(len(episodes)), key=lambda index: _longest(episodes[index]))
+
+
+def _longest(samples: Sequence[TrainingSample]) -> int:
+    return max(len(sample.token_ids) for sample in samples)
 
 
 def minibatches(
