@@ -65,12 +65,12 @@ TINY_CONFIG = (
     + """
 seed: 0
 environment: {name: shop, num_products: 24, max_turns: 3}
-agent: {max_response_tokens: 20, max_context_tokens: 320}
+agent: {max_response_tokens: 16, max_context_tokens: 320}
 policy:
   small:
-    vocab_size: 400
+    vocab_size: 600
     hidden_size: 32
-    num_layers: 2
+    num_layers: 1
     num_heads: 2
     intermediate_size: 64
     max_position: 512

@@ -417,6 +417,7 @@ TEXT = resolved_yaml(
         "--training.max_steps=4",
         "--training.checkpoint_every=3",
         "--policy.freeze_embeddings=true",
+        "--policy.small={num_layers: 2, vocab_size: 400}",
         environment={"name": "bandit", "max_turns": 1},
     )
 )

@@ -106,18 +106,17 @@ def test_demonstrations_are_the_same_for_the_same_seed_and_of_training_tasks(
 
 
 @pytest.mark.parametrize(
-    "keys",
+    ("key", "cuts_off"),
     [
-        [],
-        ["--agent.context={mode: last_turns, num_turns: 1}"],
-        ["--agent.max_context_tokens=140", "--agent.max_response_tokens=20"],
+        ("--agent.context={mode: full}", False),
+        ("--agent.context={mode: last_turns, num_turns: 1}", False),
+        ("--agent.max_context_tokens=110", True),
     ],
-    ids=["full", "window", "cut off"],
 )
 def test_what_was_played_for_the_tokenizer_is_what_is_imitated(
-    session: Session, keys: list[str]
+    session: Session, key: str, cuts_off: bool
 ) -> None:
-    model, told = session.load_model(session.run.initial), with_keys(session, *keys)
+    model, told = session.load_model(session.run.initial), with_keys(session, key)
     context = build_context(told.config.agent, model, told.environments)
     settings, teacher = told.config.warm_start.demonstrations, told.environments.scripted_policies()
     played = play_for_tokenizer(settings, told.environments, seed=told.config.seed)
@@ -130,7 +129,7 @@ def test_what_was_played_for_the_tokenizer_is_what_is_imitated(
         seed=told.config.seed,
     )
     cut = [each.stop_reason is StopReason.CONTEXT_LIMIT for each in expected]
-    assert any(cut) is (len(keys) == 2)
+    assert any(cut) is cuts_off
     assert [with_tokens(each, context) for each in played] == [
         replace(each, metrics={}) if is_cut else each
         for each, is_cut in zip(expected, cut, strict=True)

@@ -113,7 +113,7 @@ def test_a_sampled_episode_has_the_tokens_of_the_rollout_with_its_seed(
 
 @pytest.mark.slow
 def test_after_the_way_back_the_policy_writes_the_same_again(watcher: Watcher) -> None:
-    watcher.begin(temperature=1.0, task=1)
+    watcher.begin(temperature=1.0)
     watcher.send("/work/run")
     before = list(watcher.visit.played.turns)
     assert len(before) == 3
@@ -143,7 +143,8 @@ def test_a_turn_by_hand_is_executed_and_the_policy_goes_on_with_the_numbers_of_i
     assert second.observation.startswith("Found 1 result.")
     assert played.by_hand == (True, False)
     writer = Writer(session.load_model(session.run.policy), session.config.agent)
-    draws = draws_of_turn(played.episode.request.seed, 2, max_response_tokens=20)
+    most = session.config.agent.max_response_tokens
+    draws = draws_of_turn(played.episode.request.seed, 2, max_response_tokens=most)
     context = first.prompt_token_ids + first.response_token_ids + second.prompt_token_ids
     response = writer.write(context, draws, temperature=1.0, wrote=lambda *_: True)
     assert response is not None
@@ -214,7 +215,7 @@ def test_no_recorded_pass_is_left_after_a_turn(
 def test_another_policy_answers_the_same_prompt_and_scores_the_turn(
     watcher: Watcher, session: Session
 ) -> None:
-    watcher.begin(split="train", task=1, temperature=1.0)
+    watcher.begin(split="train", task=2, temperature=1.0)
     watcher.send("/work/run")
     watcher.send("/work/compare", turn=2, policy="reference")
     played = watcher.visit.played
@@ -227,7 +228,8 @@ def test_another_policy_answers_the_same_prompt_and_scores_the_turn(
     with torch.no_grad():
         scores = score_tokens(reference, tokens, is_sampled)
     assert said.logprobs == pytest.approx(scores.logprobs_BT[is_sampled].tolist(), abs=1e-4)
-    draws = draws_of_turn(played.episode.request.seed, 2, max_response_tokens=20)
+    most = session.config.agent.max_response_tokens
+    draws = draws_of_turn(played.episode.request.seed, 2, max_response_tokens=most)
     own = Writer(reference, session.config.agent).write(
         context, draws, temperature=1.0, wrote=lambda *_: True
     )
