@@ -463,6 +463,7 @@ def test_a_comparison_is_not_written_into_a_run(command: Command, run: Path) -> 
     assert snapshot(run) == before
 
 
+@pytest.mark.slow
 def test_a_tilde_is_the_users_folder(
     command: Command, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,15 +4,29 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ragen_apo.run_directory import RunDirectory
+from tests import factories
 from tests.distributed.processes import answers, in_ranks
-from tests.distributed.runs import config_file, make_reference, with_keys
+from tests.distributed.runs import TWO_LAYERS, config_file, make_reference, with_keys
+from tests.factories import AlgorithmRuns, made_once
+
+
+@pytest.fixture(scope="session")
+def finished_run(shared: Path) -> Path:
+    """As elsewhere, with two layers: weights in shares are gathered layer by layer. Read only."""
+    config = factories.config(*TWO_LAYERS)
+    return made_once(shared / "two-layers", partial(factories.run, config))
+
+
+@pytest.fixture(scope="session")
+def algorithm_runs(finished_run: Path, shared: Path) -> AlgorithmRuns:
+    return AlgorithmRuns(finished_run / "references" / "0", shared / "two-layers-algorithms")
 
 
 @pytest.fixture(scope="session")

@@ -24,10 +24,18 @@ from ragen_apo.run_directory import RunDirectory
 from ragen_apo.training.trainer import Trainer
 from tests import factories
 
+TWO_LAYERS = (
+    "--policy.small.num_layers=2",
+    "--policy.small.vocab_size=400",
+    "--agent.max_response_tokens=20",
+)
+"""Of a shop's agent whose steps are compared."""
+
 KEYS = (
     "--machine.dtype=float64",
     "--machine.rank_timeout_seconds=120",
     "--agent.max_context_tokens=160",
+    "--policy.small.num_layers=2",
     "--policy.small.vocab_size=320",
     "--policy.small.max_position=160",
     "--policy.freeze_embeddings=true",

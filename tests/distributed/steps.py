@@ -24,6 +24,7 @@ from ragen_apo.run_directory import RunDirectory
 from ragen_apo.session import open_session
 from ragen_apo.stages.stored_values import reference_values
 from tests import factories
+from tests.distributed.runs import TWO_LAYERS
 from tests.factories import ALGORITHM_KEYS
 
 TOLERANCE = 1e-6
@@ -55,7 +56,7 @@ def steps(
     *others: str,
 ) -> Seen:
     """Two steps with updates, whose episodes have returns that differ; `others` are overrides."""
-    config = factories.config(f"--machine.sharding={sharding}", *others)
+    config = factories.config(*TWO_LAYERS, f"--machine.sharding={sharding}", *others)
     session = open_session(config, RunDirectory(run), SilentProgress())
     assert session.ranks.worker == ranks.worker
     keys = [f"--training.tasks_per_step={num_tasks}", *ALGORITHM_KEYS[algorithm]]

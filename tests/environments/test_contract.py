@@ -238,6 +238,7 @@ def test_an_environment_can_be_pickled_in_an_episode(name: str) -> None:
     assert twin.step("\x00") == environment.step("\x00")
 
 
+@pytest.mark.slow
 @every_environment
 def test_episodes_in_threads_are_as_one_by_one(name: str) -> None:
     episodes_in_threads_are_as_one_by_one(partial(small, name))

@@ -70,6 +70,7 @@ def play(environment: TextEnvironment, texts: Sequence[str], task: int = 0) -> l
     return [first, *(environment.step(text) for text in texts)]
 
 
+@pytest.mark.slow
 def test_the_environment_keeps_every_promise_but_what_its_maker_left_out() -> None:
     found = check_environment(make_dice)
     assert {promise for promise, problems in found.items() if problems} == {
@@ -272,6 +273,7 @@ def blackjack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "blackjack.yaml"
 
 
+@pytest.mark.slow
 def test_the_blackjack_of_the_page_keeps_every_promise_and_is_gymnasiums(blackjack: Path) -> None:
     name = "./blackjack.py:make_blackjack"
     found = check_environment(lambda: make_environment(name, {}))

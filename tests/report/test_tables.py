@@ -112,6 +112,7 @@ def test_the_policy_of_an_untrained_run_is_not_called_trained(
     assert any("not trained by A*-PO" in sentence for sentence in key_sentences(run))
 
 
+@pytest.mark.slow
 def test_a_run_that_lost_its_rows_was_trained_all_the_same(build_run: Callable[..., Path]) -> None:
     directory = build_run()
     (directory / "metrics.jsonl").unlink()

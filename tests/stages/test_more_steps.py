@@ -33,6 +33,11 @@ def go_on(path: Path, max_steps: int, **sections: Any) -> RunDirectory:
     return run.files
 
 
+def going_on(run: RunDirectory) -> tuple[object, ...]:
+    """The command that does so, without an evaluation and a report."""
+    return "train", "--run-dir", run.path, "--resume", "--no-evaluate"
+
+
 @pytest.mark.slow
 def test_a_run_of_three_steps_that_goes_on_to_six_ends_like_one_of_six(
     command: Command, finished_run: Path, tmp_path: Path
@@ -108,6 +113,7 @@ def test_a_kill_while_results_are_set_aside_loses_nothing(
     assert_same_run(run.path, finished_run)
 
 
+@pytest.mark.slow
 def test_a_run_of_no_steps_begins_stage_two(algorithm_runs: AlgorithmRuns, tmp_path: Path) -> None:
     config = algorithm_runs.config("grpo")
     run = factories.run(factories.changed(config, "--training.max_steps=0"), tmp_path / "none")
@@ -147,6 +153,8 @@ def test_a_finished_run_cannot_be_given_fewer_steps(command: Command, run: Path)
     assert snapshot(run) == before
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
 def test_a_learning_rate_that_has_fallen_goes_on_as_that_of_the_longer_run_and_the_run_says_so(
     schedule: str, command: Command, algorithm_runs: AlgorithmRuns, tmp_path: Path
@@ -165,16 +173,18 @@ def test_a_learning_rate_that_has_fallen_goes_on_as_that_of_the_longer_run_and_t
     assert any("its learning rate rose again" in each for each in circumstances(load_run(run.path)))
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_again_names_every_number_of_steps_that_it_was_to_make(
     command: Command, algorithm_runs: AlgorithmRuns, tmp_path: Path
 ) -> None:
     config = algorithm_runs.config("grpo", "--optimizer.schedule=linear", "--training.max_steps=1")
     run = factories.run(config, tmp_path / "run")
     go_on(run.path, 2)
-    result = command("train", "--run-dir", run.path, "--resume", "--training.max_steps", 3)
+    result = command(*going_on(run), "--training.max_steps", 3)
     assert "max_steps was 1 and 2 and is 3: the learning rate" in " ".join(result.out.split())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("killed_in", ["describe_servers", "set_results_aside"])
 def test_a_run_of_no_steps_that_is_given_some_has_not_made_them_if_it_is_interrupted(
     killed_in: str,
@@ -198,6 +208,7 @@ def test_a_run_of_no_steps_that_is_given_some_has_not_made_them_if_it_is_interru
     assert_same_tensors(run.policy, algorithm_runs.finished("grpo").policy)
 
 
+@pytest.mark.slow
 def test_a_run_says_that_samples_were_added_to_its_stage_one(
     command: Command, algorithm_runs: AlgorithmRuns, tmp_path: Path
 ) -> None:
@@ -206,24 +217,26 @@ def test_a_run_says_that_samples_were_added_to_its_stage_one(
     (before,) = run.read_status()["samples_of_references"].values()
     num_samples = 2 * config.values.num_samples
     assert command("estimate-values", run.path, "--samples", num_samples).status == 0
-    result = command("train", "--run-dir", run.path, "--resume", "--training.max_steps", 2)
+    result = command(*going_on(run), "--training.max_steps", 2)
     after = run.read_status()["samples_of_references"]["0"]
     assert after == 2 * before
     said = f"Stage 1 of reference 0 has {after} samples now, and had {before} when"
     assert said in " ".join(result.out.split())
 
 
+@pytest.mark.slow
 def test_samples_that_nothing_reads_are_not_said_to_be_used(
     command: Command, algorithm_runs: AlgorithmRuns, tmp_path: Path
 ) -> None:
     keys = ("--training.max_steps=1", "--values.adaptive=false", "--values.baseline=zero")
     run = factories.run(algorithm_runs.config("apo", *keys), tmp_path / "run")
     assert command("estimate-values", run.path, "--samples", 9).status == 0
-    result = command("train", "--run-dir", run.path, "--resume", "--training.max_steps", 2)
+    result = command(*going_on(run), "--training.max_steps", 2)
     assert result.status == 0
     assert "when this run read it before" not in " ".join(result.out.split())
 
 
+@pytest.mark.slow
 def test_a_regression_counts_as_stage_one_once(
     algorithm_runs: AlgorithmRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -287,6 +300,7 @@ def test_a_finished_run_that_has_lost_its_steps_is_not_trained_again(
     assert snapshot(run) == before
 
 
+@pytest.mark.slow
 def test_before_its_first_step_a_run_gets_the_learning_rates_of_its_new_number(
     command: Command, algorithm_runs: AlgorithmRuns, tmp_path: Path
 ) -> None:
@@ -294,7 +308,7 @@ def test_before_its_first_step_a_run_gets_the_learning_rates_of_its_new_number(
     run = factories.run(factories.changed(config, "--training.max_steps=0"), tmp_path / "run")
     go_on(run.path, 2)
     shutil.rmtree(run.policy)  # it was interrupted when it had made both
-    result = command("train", "--run-dir", run.path, "--resume", "--no-evaluate")
+    result = command(*going_on(run))
     assert "the learning rate has fallen" not in result.out
     assert run.policy.exists()
 
@@ -306,8 +320,7 @@ def test_a_run_that_a_rule_has_stopped_stays_stopped(
     run = factories.run(algorithm_runs.config("grpo", *rules), tmp_path / "run")
     assert run.read_status()["early_stop"]["step"] == 1
     before = snapshot(run.path)
-    going_on = ("train", "--run-dir", run.path, "--resume", "--no-evaluate")
-    result = command(*going_on, "--training.max_steps", 9)
+    result = command(*going_on(run), "--training.max_steps", 9)
     assert "is trained already; it stopped after step 1: entropy" in result.out
     assert {name for name, _ in snapshot(run.path).items() ^ before.items()} <= {"config.yaml"}
 

@@ -82,6 +82,7 @@ def test_embeddings_of_a_pretrained_model_stay_in_the_warm_start_if_they_are_fro
     assert not torch.equal(*(each["model.layers.0.mlp.up_proj.weight"] for each in (before, after)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_a_question_that_does_not_fit_is_refused_before_anything_is_computed(
     split: str, tmp_path: Path

@@ -165,6 +165,7 @@ def test_padded_lengths_are_few_and_hardly_longer() -> None:
     assert padded_length(3) == 3
 
 
+@pytest.mark.slow
 def test_the_longest_length_within_a_limit_does_not_exceed_it_when_padded() -> None:
     for limit in range(1, 2000):
         fitting = [length for length in range(1, limit + 1) if padded_length(length) <= limit]

@@ -30,6 +30,9 @@ CORRIDOR = ("######", "#PX_O#", "######")
 TWO_BOXES = ("######", "#PXO_#", "#_XO_#", "######")
 
 
+FEW_TASKS = {"num_train_tasks": 1, "num_test_tasks": 15}
+
+
 def task_of(board: tuple[str, ...]) -> Task:
     return make_task(
         environment="sokoban",
@@ -155,6 +158,7 @@ def test_invalid_parts_are_skipped_flagged_told_and_charged_once() -> None:
     assert "Only the first 2 actions were carried out." in observation
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("options", "is_one_state"), [({}, True), ({"max_actions": 5}, False)])
 def test_the_number_of_actions_is_in_the_key_where_it_is_limited(
     options: dict[str, object], is_one_state: bool
@@ -173,8 +177,9 @@ def test_levels_that_no_episode_can_solve_are_refused() -> None:
         make_environment("sokoban", {"max_turns": 1, "max_actions_per_turn": 1})
 
 
+@pytest.mark.slow
 def test_the_limit_of_actions_truncates_in_the_middle_of_a_turn() -> None:
-    environment = make_environment("sokoban", {"max_actions": 3})
+    environment = make_environment("sokoban", {"max_actions": 3, **FEW_TASKS})
     environment.reset(task_of(CORRIDOR), seed=0)
     _, reward, terminated, truncated, info = environment.step("Up || Up || Up || Right || Right")
     assert reward == pytest.approx(-0.3)
@@ -272,9 +277,9 @@ def test_every_statement_of_a_thought_stands_in_the_observation(name: str, num_b
     with a box.
     """
     options = {**ONE_STEP_A_TURN, "num_rows": 6, "num_columns": 7, "max_solution_moves": 20}
-    environment = make_environment("sokoban", {**options, "num_boxes": num_boxes})
+    environment = make_environment("sokoban", {**options, **FEW_TASKS, "num_boxes": num_boxes})
     lengths = set[int]()
-    for seed, task in enumerate(environment.tasks("test")[:15]):
+    for seed, task in enumerate(environment.tasks("test")):
         policy = environment.scripted_policies()[name]()
         for observation, reply in turns_of(environment, policy, task, seed=seed)[0]:
             told = [f"{part}." for part in reply.thought[:-1].split(". ")]
@@ -291,7 +296,7 @@ def thought_and_action(
     board: tuple[str, ...], name: str, *, seed: int = 0, **options: object
 ) -> tuple[str, str]:
     """What a scripted policy answers to a first observation."""
-    environment = make_environment("sokoban", {"surroundings": True, **options})
+    environment = make_environment("sokoban", {"surroundings": True, **FEW_TASKS, **options})
     task = task_of(board)
     policy = environment.scripted_policies()[name]()
     policy.begin(task, seed=seed)
@@ -314,6 +319,7 @@ def test_a_thought_looks_straight_at_the_box_and_then_where_the_player_goes() ->
     assert thought_and_action(pushed, "oracle", **without) == ("push", "Right || Right")
 
 
+@pytest.mark.slow
 def test_a_thought_speaks_of_the_box_that_is_pushed_next_and_not_of_the_nearest() -> None:
     board = ("######", "#___P#", "#_XOX#", "#___O#", "######")
     assert thought_and_action(board, "oracle", num_boxes=2, max_actions_per_turn=1) == (
