@@ -30,11 +30,13 @@ def algorithm_runs(finished_run: Path, shared: Path) -> AlgorithmRuns:
 
 
 @pytest.fixture(scope="session")
-def with_reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of one process that has its reference."""
-    folder = tmp_path_factory.mktemp("reference")
-    answers(in_ranks(1, make_reference, config_file(folder), folder / "run"))
-    return folder / "run"
+def with_reference(shared: Path) -> Path:
+    """A run of one process that has its reference; read only."""
+
+    def make(run: Path) -> None:
+        answers(in_ranks(1, make_reference, config_file(run.parent), run))
+
+    return made_once(shared / "with-reference", make)
 
 
 @pytest.fixture(scope="module")

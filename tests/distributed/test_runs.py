@@ -41,27 +41,34 @@ from tests.distributed.runs import (
     go_on,
     make_reference,
 )
+from tests.factories import made_once
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def by_one(started: Path, tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
-    """The run, continued to its end by one process and evaluated."""
-    path = Path(shutil.copytree(started, tmp_path_factory.mktemp("one") / "run"))
-    assert answers(in_ranks(1, go_on, path)) == ["trained"]
-    api.evaluate(path, progress=False)
-    return RunDirectory(path)
+def by_one(with_reference: Path, shared: Path) -> RunDirectory:
+    """The run, continued to its end by one process and evaluated; read only."""
+
+    def make(path: Path) -> None:
+        shutil.copytree(with_reference, path)
+        assert answers(in_ranks(1, go_on, path)) == ["trained"]
+        api.evaluate(path, progress=False)
+
+    return RunDirectory(made_once(shared / "by-one", make))
 
 
 @pytest.fixture(scope="module")
-def by_two(started: Path, tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+def by_two(with_reference: Path, shared: Path) -> RunDirectory:
     """The same by two processes of torchrun, on the command line."""
-    path = Path(shutil.copytree(started, tmp_path_factory.mktemp("two") / "run"))
-    result = finished(torchrun(2, "train", "--run-dir", path, "--resume"))
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.count("\ntrained policy:") == 1, "the first rank speaks for all"
-    return RunDirectory(path)
+
+    def make(path: Path) -> None:
+        shutil.copytree(with_reference, path)
+        result = finished(torchrun(2, "train", "--run-dir", path, "--resume"))
+        assert result.returncode == 0, result.stderr
+        assert result.stdout.count("\ntrained policy:") == 1, "the first rank speaks for all"
+
+    return RunDirectory(made_once(shared / "by-two", make))
 
 
 def test_a_warm_start_by_two_processes_has_the_losses_of_one(started: Path, tmp_path: Path) -> None:
