@@ -19,7 +19,13 @@ from ragen_apo.stages import pipeline
 from ragen_apo.training.checkpoint import list_checkpoints
 from tests import factories
 from tests.command_line import Command, assert_refused, snapshot
-from tests.factories import AlgorithmRuns, assert_same_tensors, rows, threads_restored
+from tests.factories import (
+    AlgorithmRuns,
+    assert_same_tensors,
+    made_once,
+    rows,
+    threads_restored,
+)
 from tests.stages.test_resume import assert_killed, assert_same_run
 
 
@@ -81,7 +87,10 @@ def test_so_does_a_run_whose_algorithm_keeps_more_than_a_policy(
     algorithm: str, overrides: list[str], algorithm_runs: AlgorithmRuns, tmp_path: Path
 ) -> None:
     config = algorithm_runs.config(algorithm, *overrides)
-    whole = factories.run(config, tmp_path / "whole")
+    if overrides:
+        whole = factories.run(config, tmp_path / "whole")
+    else:
+        whole = algorithm_runs.finished(algorithm)
     longer = factories.run(factories.changed(config, "--training.max_steps=2"), tmp_path / "two")
     go_on(longer.path, 4)
     for curve in ("metrics", "rollouts", "distillation"):
@@ -92,15 +101,28 @@ def test_so_does_a_run_whose_algorithm_keeps_more_than_a_policy(
     assert_same_tensors(longer.policy, whole.policy)
 
 
+@pytest.fixture(scope="module")
+def of_three_steps(shared: Path) -> Path:
+    """A run of three steps, evaluated; read only."""
+
+    def make(path: Path) -> None:
+        factories.run(factories.config("--training.max_steps=3"), path)
+        with threads_restored():
+            ragen_apo.evaluate(path, progress=False)
+
+    return made_once(shared / "of-three-steps", make)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("call", range(1, 4))
 def test_a_kill_while_results_are_set_aside_loses_nothing(
-    call: int, run_until_killed: Callable[..., int], finished_run: Path, tmp_path: Path
+    call: int,
+    run_until_killed: Callable[..., int],
+    finished_run: Path,
+    of_three_steps: Path,
+    tmp_path: Path,
 ) -> None:
-    text = resolved_yaml(factories.config("--training.max_steps=3"))
-    # Nothing calls os.kill, so such a run is not killed.
-    assert run_until_killed(tmp_path, target="os:kill", call=1, text=text) == 0
-    run = RunDirectory(tmp_path / "run")
+    run = RunDirectory(Path(shutil.copytree(of_three_steps, tmp_path / "run")))
     run.config.write_text(resolved_yaml(factories.config()))
     target = "ragen_apo.stages.more_steps:sync_to_disk"
     # Evaluation and policy are moved; the third call does not come.

@@ -15,8 +15,8 @@ from tests.vllm.servers import NAME, Vllm, needed
 
 pytestmark = [pytest.mark.slow, needed]
 
-NUM_EPISODES, NUM_TURNS, NUM_TOKENS = 6, 2, 24
-NUM_KEPT = 4
+NUM_EPISODES, NUM_TURNS, NUM_TOKENS = 4, 2, 24
+NUM_KEPT = 3
 """Answers before the kill, at least."""
 
 

@@ -28,6 +28,8 @@ from tests import factories
 from tests.vllm.servers import MAX_CONTEXT_TOKENS, MODEL, ROUNDING, Vllm, needed
 
 pytestmark = [pytest.mark.slow, needed]
+NUM_EPISODES = 2
+"""Of two turns each: with adapters a server on a CPU writes 4 tokens a second."""
 
 
 def config_for(server: Vllm, model: str | Path, *overrides: str) -> RunConfig:
@@ -91,11 +93,11 @@ def require_that_rollouts_follow(
     proxy: AgentProxy, policy: LanguageModel, mark: str, **how: Any
 ) -> None:
     """Episodes come from the policy as it is, and after its weights have moved as it is then."""
-    before = play(proxy, 4)
+    before = play(proxy, NUM_EPISODES)
     assert gaps(policy, before).max() < ROUNDING
     move(policy, mark, **how)
     assert gaps(policy, before).mean() > 10 * ROUNDING, "other weights say something else"
-    assert gaps(policy, play(proxy, 4)).max() < ROUNDING
+    assert gaps(policy, play(proxy, NUM_EPISODES)).max() < ROUNDING
 
 
 def test_adapters_of_a_real_model_follow(smollm2: Vllm) -> None:
