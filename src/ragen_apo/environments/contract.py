@@ -409,15 +409,7 @@ def _unscripted(make: Factory) -> Iterator[tuple[str, Episode]]:
     """Of an environment without scripted policies, an episode of one text."""
     environment = make()
     if not environment.scripted_policies():
-        yield "any text", play(environment, _first_task(environment), _AnyText())
-
-
-class _AnyText:
-    def begin(self, task: Task, *, seed: int) -> None:
-        pass
-
-    def act(self, observation: str) -> Reply:
-        return Reply(thought="", action=NO_ACTION)
+        yield "any text", play(environment, _first_task(environment), _SaysNothing())
 
 
 def a_reset_leaves_nothing_behind(make: Factory) -> None:

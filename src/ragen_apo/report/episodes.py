@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field, TypeAdapter
 
 from ragen_apo.errors import RunDirectoryError
 from ragen_apo.files import read_records
-from ragen_apo.printable import printable
+from ragen_apo.printable import printable, shortened
 from ragen_apo.report.load import evaluation_command
 from ragen_apo.report.style import counted, measured, signed
 from ragen_apo.run_directory import RunDirectory
@@ -92,8 +92,5 @@ def readable_episode(row: Mapping[str, Any]) -> str:
 
 def _entry(label: str, value: object) -> str:
     """A labelled text whose further lines are indented under its first."""
-    text = str(value or "").strip()
-    if len(text) > MAX_TEXT_CHARACTERS:
-        left_out = len(text) - MAX_TEXT_CHARACTERS
-        text = f"{text[:MAX_TEXT_CHARACTERS]} … ({counted(left_out, 'more character')})"
+    text = shortened(str(value or "").strip(), MAX_TEXT_CHARACTERS)
     return f"{label:<8}" + text.replace("\n", "\n" + " " * 8)

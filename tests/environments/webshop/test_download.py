@@ -525,10 +525,20 @@ def content_of(folder: Path) -> dict[str, bytes | None]:
     return {str(p.relative_to(folder)): p.read_bytes() if p.is_file() else None for p in paths}
 
 
+@pytest.fixture(scope="module")
+def downloaded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """For a copy of the first `keep`."""
+    return tmp_path_factory.mktemp("downloaded") / "webshop"
+
+
 @pytest.fixture
-def keep(tmp_path: Path, upstream: Server) -> Path:
+def keep(tmp_path: Path, upstream: Server, downloaded: Path) -> Path:
     """The folder in which the command keeps data, with the small data in place."""
-    small()
+    if downloaded.exists():
+        shutil.copytree(downloaded, tmp_path / "webshop")
+    else:
+        small()
+        shutil.copytree(tmp_path / "webshop", downloaded)
     return tmp_path / "webshop"
 
 

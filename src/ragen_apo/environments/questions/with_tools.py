@@ -28,8 +28,7 @@ from ragen_apo.environments.questions.tool_object import ToolObject, gives_rewar
 from ragen_apo.environments.toolkit.game import Answer, GameEnvironment
 from ragen_apo.environments.tools import Tool, calls_of, tool_of
 from ragen_apo.errors import ConfigError
-from ragen_apo.plural import counted
-from ragen_apo.printable import exception_in_words, raised_in_words
+from ragen_apo.printable import exception_in_words, raised_in_words, shortened
 from ragen_apo.types import Task
 
 TEXT_VERSION = 2
@@ -102,11 +101,7 @@ class _Toolbox:
     def text_of(self, value: object) -> str:
         """As text that can be stored and is not too long."""
         text = str(value).encode("utf-8", "replace").decode()
-        left_out = len(text) - self.max_result_characters
-        if left_out <= 0:
-            return text
-        more = counted(left_out, "more character")
-        return f"{text[: self.max_result_characters]} ... ({more})"
+        return shortened(text, self.max_result_characters)
 
 
 class ToolGame:
