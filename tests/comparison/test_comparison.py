@@ -388,6 +388,9 @@ def test_nothing_is_said_to_be_reached_where_a_run_had_no_success() -> None:
     assert header[:4] == ["run", "time to 90%", "tokens to 90%", "mean success"]
     assert len(row) == len(header)
     assert "A run had no success at all." in explanation([failed], settings=settings)
+    limited = settings.model_copy(update={"budget": BudgetConfig(seconds=10)})
+    said = explanation([failed], settings=limited)
+    assert "A run had no success at all within the budget." in said, "it may have had some later"
 
 
 @pytest.mark.slow

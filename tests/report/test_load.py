@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ragen_apo.errors import RunDirectoryError
+from ragen_apo.files import write_json_atomically
+from ragen_apo.report import load
 from ragen_apo.report.load import finite, load_run, series
+from ragen_apo.run_directory import RunDirectory
 
 
 def test_a_whole_run_is_read(build_run: Callable[..., Path]) -> None:
@@ -96,3 +101,20 @@ def test_what_is_no_finite_number_is_none(value: object) -> None:
 def test_a_series_leaves_out_what_is_no_number_and_counts_rows_without_a_step() -> None:
     rows = [{"step": 5, "x": 1}, {"step": 6, "x": math.nan}, {"x": 2.5}, {"step": 8}]
     assert series(rows, "x") == ([5.0, 3], [1.0, 2.5])
+
+
+def test_results_that_change_while_they_are_read_are_not_mixed(
+    build_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunDirectory(build_run())
+    read = load.read_json
+
+    def read_before_an_evaluation_ends(path: Path, *args: Any, **options: Any) -> Any:
+        found = read(path, *args, **options)
+        if path == run.results:
+            write_json_atomically(path, {**json.loads(path.read_text()), "success_rate": 0.0})
+        return found
+
+    monkeypatch.setattr(load, "read_json", read_before_an_evaluation_ends)
+    with pytest.raises(RunDirectoryError, match="is being evaluated: its results changed"):
+        load_run(run.path)

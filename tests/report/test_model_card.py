@@ -69,8 +69,20 @@ def test_the_card_does_not_say_whose_home_directory_it_was(build_run: Callable[.
     directory = build_run()
     config = directory / "config.yaml"
     config.write_text(f"{config.read_text().rstrip()}\n  path: {Path.home()}/models/mine\n")
+    RunDirectory(directory).note(data=f"{Path.home()}/data/goals.json")
     card = model_card(load_run(directory))
     assert "path: ~/models/mine" in card
+    assert "tasks are made of ~/data/goals.json" in card
+    assert str(Path.home()) not in card
+
+
+def test_a_prompt_with_a_fence_does_not_end_the_configuration(
+    build_run: Callable[..., Path],
+) -> None:
+    directory = build_run()
+    config = directory / "config.yaml"
+    config.write_text(f"{config.read_text().rstrip()}\nnotes: |\n  ````\n  text\n")
+    assert "\n`````yaml\n" in model_card(load_run(directory))
 
 
 @pytest.mark.parametrize("home", ["/", "/home/ann", "/models"])

@@ -12,9 +12,12 @@ from pathlib import Path
 import pytest
 from pptx import Presentation
 
+from ragen_apo.files import write_json_lines_atomically
+from ragen_apo.report.failure_analysis import failure_analysis
 from ragen_apo.report.findings import headline, key_sentences
 from ragen_apo.report.latex import latex_table
 from ragen_apo.report.load import RunData, load_run
+from ragen_apo.report.model_card import model_card
 from ragen_apo.report.style import duration, interval, one_line, percent
 from ragen_apo.report.tables import (
     category_rows,
@@ -239,3 +242,14 @@ def test_numbers_are_written_for_people() -> None:
         "3.2 s", "59 s", "8 min 20 s", "2 h 05 min",
     ]  # fmt: skip
     assert one_line("a\x07b\nc", 4) == "a b…"
+
+
+def test_a_run_that_only_distils_is_not_called_untrained(build_run: Callable[..., Path]) -> None:
+    directory = build_run(trained=False)
+    write_json_lines_atomically(directory / "distillation.jsonl", [{"step": 1, "loss": 1.0}])
+    run = load_run(directory)
+    assert method_rows(run)[0].label == "policy (distilled)"
+    assert headline(run).startswith("The distilled policy solves 91.0% of 100 held-out tasks")
+    assert any("made no step of Stage 2" in sentence for sentence in key_sentences(run))
+    assert "The policy was distilled from its reference." in failure_analysis(run)
+    assert "not trained" not in f"{failure_analysis(run)} {model_card(run)}".lower()

@@ -143,6 +143,16 @@ def test_steps_that_are_made_again_after_a_kill_are_not_sent_again(tmp_path: Pat
 
 
 @pytest.mark.usefixtures("installed")
+def test_where_a_damaged_line_was_taken_out_all_later_steps_are_sent(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    attempt(run, 1, 2, 3)
+    first, _, third = read_json_lines(run.metrics)
+    write_json_lines_atomically(run.metrics, [first, third])
+    attempt(run, 4, 5)
+    assert [step for step, _ in losses()] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.usefixtures("installed")
 def test_a_row_that_was_written_before_a_kill_and_not_sent_is_sent_later(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     attempt(run, 1)

@@ -5,6 +5,7 @@ import re
 import shutil
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -15,8 +16,9 @@ from ragen_apo.environments.human.recordings import read_recordings
 from ragen_apo.environments.shop import ShopEnvironment
 from ragen_apo.errors import RunDirectoryError
 from ragen_apo.files import read_json_lines, write_json_lines_atomically
+from ragen_apo.report.episodes import Episode
 from ragen_apo.run_directory import RunDirectory
-from ragen_apo.web.shop.goals import agent_episodes, config_of_run
+from ragen_apo.web.shop.goals import AgentEpisodes, agent_episodes, config_of_run
 from ragen_apo.web.shop.visits import Shop, Visits
 from tests.command_line import Command, assert_refused
 from tests.forks import forked_command
@@ -68,6 +70,22 @@ def test_an_episode_is_kept_once_and_can_be_removed(
     visitor.send("/shop/discard")
     assert list((tmp_path / "kept").iterdir()) == []
     assert "Keep as a demonstration" in visitor.text
+
+
+@pytest.mark.parametrize("task_id", ["../../outside/x", "/outside/x", "..", "a\\b:c", "x" * 400])
+def test_a_task_id_of_a_strangers_run_names_a_file_in_the_folder(
+    task_id: str, environment: ShopEnvironment, tmp_path: Path
+) -> None:
+    task = replace(environment.tasks("train")[0], task_id=task_id)
+    played = {"episode": 0, "task": task, "success": True, "return": 1.0, "num_turns": 0}
+    played |= {"stop_reason": "", "failure": None, "final_observation": "", "turns": ()}
+    episode = Episode.model_validate(played)
+    shop = shop_of(environment, tmp_path / "kept", agent=AgentEpisodes("a", {task_id: [episode]}))
+    visitor = Visitor(Visits(shop))
+    visitor.come_in()
+    shop_to_a_purchase(visitor, environment)
+    visitor.send("/shop/keep")
+    assert [path.parent for path in tmp_path.rglob("*.jsonl")] == [tmp_path / "kept"]
 
 
 def test_an_episode_under_way_is_not_kept(visitor: Visitor, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import os
 import queue
+import shlex
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -22,7 +23,7 @@ from pydantic import BaseModel, TypeAdapter
 from ragen_apo.comparison.lifeline import Lifeline
 from ragen_apo.comparison.plan import REFERENCE, Comparison, folder_name
 from ragen_apo.config import RunConfig, load_config, resolved_yaml
-from ragen_apo.config.overrides import changes_in_words, differences
+from ragen_apo.config.overrides import Change, changes_in_words, differences
 from ragen_apo.config.references import code_named_by
 from ragen_apo.config.training import EvaluationConfig
 from ragen_apo.environments.base import opened_environment
@@ -218,8 +219,7 @@ def _require_same_configuration(run: RunDirectory, config: RunConfig) -> None:
         for each in differences(before, now)
         if not (each.key in _PATHS and _has_moved(str(each.before), str(each.after), seed_folder))
         and not (each.key == "evaluation.pass_k" and each.after is not None)
-        # A run that has a Stage 1 of its own would take that of another run now.
-        and not (each.key == STORE and each.before is None and _is_in(str(each.after), seed_folder))
+        and not (each.key == STORE and _samples_its_own(each, seed_folder))
         and not (each.key == MAX_STEPS and each.after > each.before and has_constant_rate)
     ]
     if changes:
@@ -227,6 +227,11 @@ def _require_same_configuration(run: RunDirectory, config: RunConfig) -> None:
             f"{run.path} was started with another configuration than this comparison has now: "
             f"{changes_in_words(changes)}. Put that back, remove the run, or give another --out"
         )
+
+
+def _samples_its_own(store: Change, seed_folder: Path) -> bool:
+    """Whether a run that has a Stage 1 of its own would take that of another run now."""
+    return store.before is None and _is_in(str(store.after), seed_folder)
 
 
 def _is_in(path: str, folder: Path) -> bool:
@@ -250,7 +255,7 @@ def _played(run: RunDirectory) -> EvaluationConfig | None:
     """The evaluation whose results the run has; None where they do not say."""
     if not run.results.exists():
         return None
-    advice = f"Evaluate the run again: `ragen-apo evaluate {run.path}`"
+    advice = f"Evaluate the run again: `ragen-apo evaluate {shlex.quote(str(run.path))}`"
     return read_json(run.results, TypeAdapter(_Results), advice=advice).evaluation
 
 
@@ -269,5 +274,5 @@ def _call(
         how = f"ended with status {status}; see its message {where}"
         if status < 0:
             how = f"was killed (signal {-status}), perhaps for want of memory"
-        command = " ".join(("ragen-apo", *arguments))
+        command = shlex.join(("ragen-apo", *arguments))
         raise RagenApoError(f"`{command}` {how}. Give the same compare command again to go on.")

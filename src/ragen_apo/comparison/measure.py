@@ -6,6 +6,7 @@ share, and not the evaluations. What a reference costs is counted before its fir
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -159,7 +160,7 @@ def measure(run: RunDirectory, *, name: str, seed: int, budget: BudgetConfig) ->
     status = run.read_status()
     rows = _steps(run, early_stop=status.get("early_stop"))
     distilled = read_records(run.distillation, TypeAdapter(_Distilled))
-    advice = f"Evaluate the run again: `ragen-apo evaluate {run.path}`"
+    advice = f"Evaluate the run again: `ragen-apo evaluate {shlex.quote(str(run.path))}`"
     results = read_json(run.results, TypeAdapter(_Results), advice=advice)
     phases = {name: phase["seconds"] for name, phase in status.get("phases", {}).items()}
     references = _references(phases, stage_one_tokens(run), rows, distilled)

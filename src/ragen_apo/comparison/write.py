@@ -114,10 +114,11 @@ def explanation(measurements: Sequence[Measurement], *, settings: ComparisonConf
     """What the numbers of the table mean, in sentences."""
     common, shortest = _common(measurements)
     budget, costs, whole = settings.budget, "", []
+    within = " within the budget" if budget.is_set else ""
     if settings.share_values:
         costs = (
-            " Of the runs of a seed whose Stage 1 is the same, only the first paid for it: the"
-            " costs of the others lack its samples."
+            " Of the runs of a seed whose Stage 1 is the same, only the first paid for it, and who"
+            " had sampled before they shared it: the costs of the others lack its samples."
         )
     if budget.is_set:
         limits = [duration(budget.seconds)] if budget.seconds is not None else []
@@ -132,9 +133,9 @@ def explanation(measurements: Sequence[Measurement], *, settings: ComparisonConf
         f"Means over seeds {seeds}." if len(settings.seeds) > 1 else f"One seed, {seeds}.",
         "Seconds and generated tokens include Stage 1 and distillation, not the warm start and the"
         " evaluations." + costs,
-        f"{percent(common)} is what every run reached."
+        f"{percent(common)} is what every run reached{within}."
         if common
-        else "A run had no success at all.",
+        else f"A run had no success at all{within}.",
         "Mean success: area under the curve of success against tokens, up to"
         f" {counted(shortest, 'token')}, where the curve of the shortest run ends.",
         "Costs of a target are those of the first evaluation that reaches it, in the seeds that"

@@ -53,7 +53,8 @@ def _goal_shown(row: Mapping[str, Any]) -> bool:
 
 def _introduction(run: RunData) -> str:
     failed, results = num_failures(run), run.results
-    how = f"trained by {algorithm_of(run).label}" if run.trained else "not trained"
+    how = "distilled from its reference" if run.distilled else "not trained"
+    how = f"trained by {algorithm_of(run).label}" if run.trained else how
     asked = api_model(run)
     opening = f"The policy was {how}" if asked is None else asked.sentence
     sentence = (
@@ -97,8 +98,8 @@ def _example(row: Mapping[str, Any]) -> str:
     return f"### Episode {row.get('episode')}\n\n{fenced(readable_episode(row))}"
 
 
-def fenced(text: str) -> str:
+def fenced(text: str, *, language: str = "text") -> str:
     """The text in a code fence that nothing within it can close."""
     longest = max((len(run) for run in re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
-    return f"{fence}text\n{text}\n{fence}"
+    return f"{fence}{language}\n{text}\n{fence}"

@@ -38,7 +38,10 @@ def headline(run: RunData) -> str:
     """The result in one sentence, with its interval."""
     asked, label = api_model(run), search_label(run)
     searched = f" with {label}" if label else ""
-    subject = f"{algorithm_of(run).label}{searched} solves" if run.trained else "Not trained:"
+    if run.trained:
+        subject = f"{algorithm_of(run).label}{searched} solves"
+    else:
+        subject = f"The distilled policy{searched} solves" if run.distilled else "Not trained:"
     if asked is not None:
         subject = f"{one_line(asked.name, 40)} solves"
     rate, bounds = percent(run.results.get("success_rate")), run.results.get("success_ci95")
@@ -84,6 +87,10 @@ def key_sentences(run: RunData) -> list[str]:
     elif run.trained and not run.metrics:
         sentences.insert(
             0, "The rows of Stage 2 are lost (metrics.jsonl), and with them the curves."
+        )
+    elif run.distilled:
+        sentences.insert(
+            0, "This run made no step of Stage 2: its policy is what distillation has left."
         )
     elif not run.trained:
         name = algorithm_of(run).label

@@ -88,6 +88,11 @@ class RunData:
         was_there = "stage 2" in mapping(self.record.get("phases"))
         return bool(self.metrics) or (was_there and self.option("training", "max_steps") != 0)
 
+    @property
+    def distilled(self) -> bool:
+        """Whether its policy is what distillation has left: Stage 2 was to make no step."""
+        return bool(self.distillation) and not self.trained
+
     def option(self, *names: str) -> Any:
         """A key of the configuration by its sections; None where it is absent."""
         value: Any = self.config
@@ -124,6 +129,7 @@ def load_run(run_directory: Path) -> RunData:
             f"{run.config} has no section `algorithm`: it was emptied or cut off. Put an undamaged "
             f"copy in its place, or what {run.status} notes as `configuration`."
         )
+    before = _written(run.results)
     data = RunData(
         name="".join(c if c.isprintable() else "?" for c in run_directory.resolve().name),
         config_text=config_text,
@@ -136,6 +142,11 @@ def load_run(run_directory: Path) -> RunData:
         results=_read_object(run.results, _Results, "evaluate"),
         episodes=_read_rows(run.episodes, _Episode),
     )
+    if _written(run.results) != before:
+        raise RunDirectoryError(
+            f"{run_directory} is being evaluated: its results changed while they were read. Give "
+            "the command again when that has ended."
+        )
     if len(data.episodes) != data.num_episodes:
         raise RunDirectoryError(
             f"{run.episodes} has {counted(len(data.episodes), 'episode')}, and {run.results} "
@@ -143,6 +154,15 @@ def load_run(run_directory: Path) -> RunData:
             f"both anew with `{evaluation_command(run)}`."
         )
     return data
+
+
+def _written(path: Path) -> tuple[int, int] | None:
+    """Which file it is, and when it was written; None for none."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_mtime_ns
 
 
 def evaluation_command(run: RunDirectory) -> str:

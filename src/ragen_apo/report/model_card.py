@@ -17,6 +17,7 @@ from ragen_apo.config.policy import is_hub_name
 from ragen_apo.config.references import is_reference
 from ragen_apo.config.search import WITHOUT_SEARCH
 from ragen_apo.report.algorithm import settings_of
+from ragen_apo.report.failure_analysis import fenced
 from ragen_apo.report.findings import headline, key_sentences
 from ragen_apo.report.load import RunData, finite, mapping
 from ragen_apo.report.style import one_line
@@ -29,7 +30,7 @@ def model_card(run: RunData, *, license_id: str | None = None) -> str:
     """Markdown with the hub's metadata in front; no license is named unless one is given."""
     environment = _environment(run)
     sentences = "\n".join(f"- {one_line(sentence)}" for sentence in key_sentences(run))
-    return f"""---
+    card = f"""---
 {_metadata(run, environment, license_id=license_id)}
 ---
 
@@ -45,10 +46,9 @@ def model_card(run: RunData, *, license_id: str | None = None) -> str:
 
 Trained with ragen-apo from this configuration:
 
-````yaml
-{_without_home(run.config_text).strip()}
-````
+{fenced(run.config_text.strip(), language="yaml")}
 """
+    return _without_home(card)
 
 
 def _environment(run: RunData) -> str:

@@ -35,10 +35,11 @@ def push_to_hub(
     hub cannot be reached or refuses.
     """
     run, files = load_run(run_directory), RunDirectory(run_directory)
-    if not run.trained or not files.policy.exists():
+    if not (run.trained or run.distilled) or not files.policy.exists():
+        steps = " --training.max_steps 30" if files.policy.exists() else ""
         raise RunDirectoryError(
             f"{run_directory} has no trained policy to publish; finish it with "
-            f"`{files.resume_command}`"
+            f"`{files.resume_command}{steps}`"
         )
     contents = _files_of(files.policy)
     if files.adapter.is_dir():

@@ -148,7 +148,7 @@ def pipeline(run: RunData) -> list[tuple[str, str]]:
 def _without_rows(run: RunData) -> str:
     if run.trained:
         return "Its steps are not known: metrics.jsonl is lost"
-    return "Not trained in this run"
+    return "Distilled only, no step" if run.distilled else "Not trained in this run"
 
 
 def _baseline(run: RunData) -> tuple[str, str]:

@@ -144,7 +144,8 @@ def _evaluated_method(run: RunData) -> str:
     asked = api_model(run)
     if asked is not None:
         return asked.label
-    method = f"{algorithm_of(run).label} (trained)" if run.trained else "policy (not trained)"
+    method = f"policy ({'distilled' if run.distilled else 'not trained'})"
+    method = f"{algorithm_of(run).label} (trained)" if run.trained else method
     label = search_label(run)
     return f"{method}, {label}" if label else method
 

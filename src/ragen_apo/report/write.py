@@ -55,7 +55,7 @@ def report_files(run: RunData, *, with_pdf: bool = False) -> Mapping[str, bytes]
         "summary.tex": _encoded(summary_latex(run)),
         **{f"{name}.png": picture for name, picture in pictures.items()},
         "failure_analysis.md": _encoded(failure_analysis(run)),
-        **({"model_card.md": _encoded(model_card(run))} if run.trained else {}),
+        **({"model_card.md": _encoded(model_card(run))} if run.trained or run.distilled else {}),
         "slides.pptx": slides(run),
         **(
             {"report.pdf": pdf_of_page(page(run, curves=curves, figures=figures, printed=True))}

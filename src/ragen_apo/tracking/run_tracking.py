@@ -150,6 +150,8 @@ class RunTracking:
         is_one_row = path.suffix == ".json"  # which may be written again
         self._num_written[path.name] += not (is_one_row and self._num_written[path.name])
         number = self._num_written[path.name]
+        if path == self._run.metrics:
+            number = row["step"]  # a damaged line may have been taken out since
         metrics, shown = numbers(row), episodes[: self._config.tracking.num_episodes]
 
         def send(name: str, tracker: Tracker) -> None:

@@ -137,6 +137,17 @@ def test_a_file_that_is_a_link_out_of_the_folder_is_refused(
     assert "told" not in answer.text
 
 
+def test_advice_says_nothing_of_a_file_outside_of_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "secret.yaml").write_text("api: {model: told, extra_body: {key: told}}\n")
+    (tmp_path / "runs" / "one").mkdir(parents=True)
+    RunDirectory(tmp_path / "runs" / "one").api_config.symlink_to(tmp_path / "secret.yaml")
+    for source in ("evaluation", "training"):
+        given = {"run": "one", "source": source}
+        answer = client(tmp_path / "runs").get("/episodes", params=given)
+        assert answer.status_code == 404
+        assert "told" not in answer.text
+
+
 def test_a_pipe_in_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None:
     run = write_run(tmp_path / "one")
     os.mkfifo(run / "metrics.jsonl")

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from ragen_apo.config import resolved_yaml
 from ragen_apo.files import append_json_line, read_json_lines
 from ragen_apo.report.load import load_run
 from ragen_apo.report.plots import panels
+from tests import factories
 from tests.command_line import snapshot
 from tests.factories import episode, played, task, turn
 from tests.sweeps import quick_first
@@ -184,6 +186,28 @@ def test_a_run_without_kept_episodes_says_so(tmp_path: Path) -> None:
     assert "keeps no episodes of training" in get(client(tmp_path), "/run", run="one")
     answer = client(tmp_path).get("/episodes", params={"run": "one", "source": "training"})
     assert (answer.status_code, "training.keep_episodes" in answer.text) == (404, True)
+
+
+def test_a_rate_of_tokens_that_no_number_holds_is_left_out(tmp_path: Path) -> None:
+    row = {"step": 1, "num_generated_tokens": 1e300, "rollout_seconds": 1e-300}
+    write_run(tmp_path / "one", some_episodes(1), metrics=[row])
+    assert "tokens per second, last step" in get(client(tmp_path), "/run", run="one")
+
+
+@pytest.mark.parametrize(
+    ("baseline", "name"),
+    [("v_star", "V*"), ("mean", "mean of the reference"), ("zero", "baseline")],
+)
+def test_what_an_ablation_subtracts_is_not_called_v_star(
+    baseline: str, name: str, tmp_path: Path
+) -> None:
+    config = factories.config(f"--values.baseline={baseline}")
+    run = write_run(tmp_path / "one", some_episodes(1), config=resolved_yaml(config))
+    (row,) = read_json_lines(run / "evaluation" / "episodes.jsonl")
+    row["turns"][0]["v_star"] = 0.25
+    append_json_line(run / "rollouts.jsonl", {**row, "step": 1})
+    page = get(client(tmp_path), "/episode", run="one", source="training", number=0)
+    assert f"{name} 0.250<" in page
 
 
 def test_episodes_are_filtered_ordered_and_paged_by_the_address(tmp_path: Path) -> None:

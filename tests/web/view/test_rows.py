@@ -122,6 +122,19 @@ def test_a_row_of_another_program_is_read_as_far_as_it_goes(
     assert (len(index), list(index.returns), list(index.num_turns)) == (1, [0.0], [0])
 
 
+@pytest.mark.parametrize("longer", [0, 1, 300])
+def test_a_file_that_another_takes_the_place_of_is_read_anew(longer: int, tmp_path: Path) -> None:
+    """A disk may give it the number (inode) of one that was removed."""
+    path = tmp_path / "e.jsonl"
+    write_json_lines_atomically(path, [{**_row(), "failure": "before"}] * 5)
+    index = _index(path)
+    path.write_text(
+        "".join(json.dumps({**_row(), "failure": "after"}) + "\n" for _ in range(5 + longer))
+    )
+    index.refresh(path)
+    assert index.failures == ["after"] * (5 + longer)
+
+
 def test_no_more_is_read_than_was_asked_for(tmp_path: Path) -> None:
     """A block or two, then it stops; the rest is read when it is needed."""
     path = tmp_path / "e.jsonl"

@@ -35,5 +35,12 @@ class Rloo(GroupConfig):
 
     def advantages(self, rollouts: Rollouts) -> Tensor:
         tasks = self.statistics_of_tasks(rollouts)
+        if int(tasks.size.min()) < 2:
+            alone = rollouts.group_B[tasks.size < 2].tolist()
+            raise ValueError(
+                "leaving one out needs at least 2 rollouts of every task, got one for group "
+                f"{alone[0]} (and {len(alone) - 1} more): play each task several times or filter "
+                "it"
+            )
         # R - (n mean - R) / (n - 1) = (R - mean) n / (n - 1)
         return rollouts.spread(tasks.deviation * (tasks.size / (tasks.size - 1)))

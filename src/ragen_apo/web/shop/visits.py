@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import re
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -90,7 +91,9 @@ class Visit(sessions.Visit):
         if reason := self.why_not_kept():
             raise ConfigError(reason)
         if self.kept is None:
-            name = f"{self.episode.task.task_id}-{secrets.token_hex(6)}{SUFFIX}"
+            # The task may come from the file of a run that somebody else made.
+            task_id = re.sub(r"[^\w-]+", "-", self.episode.task.task_id)[:80]
+            name = f"{task_id}-{secrets.token_hex(6)}{SUFFIX}"
             path = self._shop.demonstrations / name
             try:
                 write_json_lines_atomically(path, [self.episode.recording().to_row()])

@@ -146,6 +146,8 @@ class ShownTurn:
     tokens: tuple[ShownToken, ...]
     """Empty where the file has no log-probabilities."""
     v_star: float | None
+    value_name: str
+    """What it is: an ablation subtracts something else than V*."""
     residual: float | None
     """In the first turn of each stretch between states of known value."""
     num_residual_turns: int
@@ -183,6 +185,7 @@ def shown_episode(
     decode: Decode,
     beta2: float | None = None,
     v_star: float | None = None,
+    value_name: str = "V*",
     normalized: bool = False,
 ) -> ShownEpisode:
     """The episode for a page.
@@ -198,7 +201,8 @@ def shown_episode(
     turns: list[ShownTurn] = []
     for number, (turn, value) in enumerate(zip(stored.turns, values, strict=True), 1):
         residual, num_turns = residuals.get(number, (None, 0))
-        turns.append(ShownTurn(number, turn, _tokens(turn, decode), value, residual, num_turns))
+        tokens = _tokens(turn, decode)
+        turns.append(ShownTurn(number, turn, tokens, value, value_name, residual, num_turns))
     return ShownEpisode(stored, tuple(turns))
 
 

@@ -85,6 +85,7 @@ class EpisodeIndex:
     def _clear(self) -> None:
         self.end = 0
         """Of the last line that was read, in bytes."""
+        self._last_line = b""
         self.offsets: array[int] = array("Q")
         self.returns: array[float] = array("d")
         self.num_turns: array[int] = array("L")
@@ -102,7 +103,9 @@ class EpisodeIndex:
         Raises RunDirectoryError for a line that is no JSON object.
         """
         with self._lock, path.open("rb", buffering=BLOCK_BYTES) as stream:
-            if path.stat().st_size < self.end:  # it was cut back
+            # It was cut back, or replaced: a new file may have the inode of an old one.
+            stream.seek(self.end - len(self._last_line))
+            if stream.read(len(self._last_line)) != self._last_line:
                 self._clear()
             start = stream.seek(self.end)
             while (
@@ -118,6 +121,7 @@ class EpisodeIndex:
                 except ValueError as error:
                     raise broken_line(path, len(self) + 1, f"is no row ({error})") from error
                 self.end += len(line)
+                self._last_line = line
 
     def _take(self, row: Mapping[str, Any]) -> None:
         turns = row.get("turns")

@@ -167,6 +167,7 @@ def _token_rates(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, float]]:
         {"step": step, "tokens_per_second": number / seconds}
         for step, number in zip(steps, tokens, strict=True)
         if (seconds := waited.get(step, 0.0) + ahead.get(step, 0.0)) > 0
+        and finite(number / seconds) is not None
     ]
 
 

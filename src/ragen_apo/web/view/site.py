@@ -50,6 +50,8 @@ NUM_METRICS = 6
 NUM_INDEXES = 6
 NUM_TOKENIZERS = 2
 _DOCUMENT = TypeAdapter(dict[str, Any])
+_BASELINES = {"mean": "mean of the reference", "zero": "baseline"}
+"""What an ablation subtracts in place of V*."""
 
 
 class File(NamedTuple):
@@ -136,12 +138,14 @@ class Site:
         run = self.folder.run(name)
         file = self._file(getattr(run, FILES[source]))
         if file is None:
-            advice = {
-                "evaluation": f"`{evaluation_command(run)}` makes one",
-                "training": "a run of an earlier version keeps none, nor does one with "
-                "`training.keep_episodes 0`",
-            }
-            raise RunDirectoryError(f"{name} has no episodes of {source}; {advice[source]}")
+            advice = (
+                "a run of an earlier version keeps none, nor does one with "
+                "`training.keep_episodes 0`"
+            )
+            if source == "evaluation":
+                self._file(run.api_config)  # the command is made of it
+                advice = f"`{evaluation_command(run)}` makes one"
+            raise RunDirectoryError(f"{name} has no episodes of {source}; {advice}")
         # A file that takes its place has an index of its own: who reads the old one may finish.
         index = self._indexes(file.path, file.inode)
         index.refresh(file.path, num_episodes=num_episodes)
@@ -167,11 +171,13 @@ class Site:
             tasks = self.stored(key.run, key.conditions).tasks
             v_star = next((each.v_star for each in tasks if each.task_id == key.task), None)
         has_values = key.source == "training"
+        baseline = data.option("values", "baseline")
         return shown_episode(
             stored,
             decode=self.decoder(key.run),
             beta2=finite(data.option("algorithm", "beta2")) if has_values else None,
             v_star=v_star,
+            value_name=_BASELINES.get(baseline, "V*") if has_values else "V*",
             normalized=data.option("algorithm", "length_normalization") == "tokens",
         )
 
