@@ -12,6 +12,7 @@ import pytest
 from pptx import Presentation
 
 from ragen_apo.report.load import RunData, load_run
+from ragen_apo.report.shapes import Box, Line, fitting
 from ragen_apo.report.slides import pipeline, slides
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -95,3 +96,17 @@ def test_control_characters_and_missing_numbers_do_no_harm(build_run: Callable[.
         results={"baselines": {"a\x07b": {}}, "policy": "p\x0b" * 50, "by_category": {"\x01": {}}},
     )
     assert "a b" in texts(read_slides(run)[1])
+
+
+@pytest.mark.parametrize("num_sentences", [1, 3, 14, 60])
+def test_sentences_are_as_large_as_there_is_room_for(num_sentences: int) -> None:
+    box = Box(0, 0, 6.0, 3.0)
+    text = 12 * "seven letters a word "
+    lines = fitting([Line(text, size=13, space_after=7)] * num_sentences, box)
+    # A letter of Calibri is half as wide as the font is high.
+    height = sum(1.2 * each.size * -(-len(each.text) * each.size // (2 * 72 * 6)) for each in lines)
+    assert height + 7 * len(lines) <= 72 * box.height
+    sizes = {line.size for line in lines}
+    assert sizes == ({13} if num_sentences == 1 else {9} if num_sentences > 3 else sizes)
+    assert (lines[-1].text == "The page has more.") is (num_sentences > 3)
+    assert len(lines) == num_sentences or lines[-1].text != text

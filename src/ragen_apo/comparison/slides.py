@@ -16,6 +16,7 @@ from ragen_apo.report.shapes import (
     add_picture,
     add_table,
     add_text,
+    fitting,
     presentation,
     set_title,
 )
@@ -71,4 +72,5 @@ def _table(
     add_table(slide, box, shown, widths=widths, strong_row=len(shown))
     notes = [*about, "comparison.csv has every number."]
     lines = [Line(text, size=12, color=MUTED, space_after=4) for text in notes]
-    add_text(slide, Box(MARGIN, box.bottom + 0.3, width, HEIGHT - box.bottom - 0.6), lines)
+    below = Box(MARGIN, box.bottom + 0.3, width, HEIGHT - box.bottom - 0.6)
+    add_text(slide, below, fitting(lines, below))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import io
 import itertools
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pptx import Presentation
@@ -88,6 +89,29 @@ def write_lines(frame: Any, lines: Sequence[Line], *, align: Any = PP_ALIGN.LEFT
         run.text = one_line(line.text)
         run.font.name, run.font.size, run.font.bold = FONT, Pt(line.size), line.bold
         run.font.color.rgb = rgb(line.color)
+
+
+def fitting(lines: Sequence[Line], box: Box, *, smallest: float = 9) -> list[Line]:
+    """The lines, smaller where they would leave the box; what does not fit even then is left out.
+
+    By estimate: a letter is half as wide as the font is high, and a line 1.2 times as high.
+    """
+    size = max((line.size for line in lines), default=smallest)
+    while size > smallest and _height(lines, size, box.width) > box.height:
+        size -= 1
+    fitted = [replace(line, size=min(line.size, size)) for line in lines]
+    while len(fitted) > 1 and _height(fitted, size, box.width) > box.height:
+        fitted[-2:] = [replace(fitted[-1], text="The page has more.")]
+    return fitted
+
+
+def _height(lines: Sequence[Line], size: float, width: float) -> float:
+    """Of lines of this size in a box of this width, in inches."""
+    points = 0.0
+    for line in lines:
+        points += 1.2 * size * math.ceil(len(line.text) * size / 2 / (72 * width))
+        points += line.space_after
+    return points / 72
 
 
 def add_text(slide: Any, box: Box, lines: Sequence[Line]) -> None:

@@ -30,6 +30,7 @@ from ragen_apo.report.shapes import (
     add_picture,
     add_table,
     add_text,
+    fitting,
     presentation,
     set_title,
 )
@@ -218,7 +219,7 @@ def _results(slide: Any, run: RunData) -> None:
     add_table(slide, table, rows, widths=(1.8, 0.95, 1.5, 0.95, 0.8), strong_row=1)
     sentences = [Line(text, size=13, space_after=7) for text in key_sentences(run)]
     area = Box(left.left, table.bottom + 0.4, left.width, HEIGHT - 0.5 - table.bottom - 0.4)
-    add_text(slide, area, sentences)
+    add_text(slide, area, fitting(sentences, area))
     if run.metrics:
         picture = plots.success_curve(run, size=(right.width, right.height))
         description = "Success rate over the training steps"
