@@ -54,10 +54,10 @@ pretrained: setup | $(SMOLLM2) ## train a real pretrained model, SmolLM2-135M, t
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest --maxprocesses 8 --dist worksteal
 
 # Slow tests wait for servers and other processes, so one more process than cores keeps these busy.
-test: setup ## run all tests (5 to 7 minutes on two idle cores)
+test: setup ## run all tests (5 to 14 minutes on two idle cores)
 	$(PYTEST) -n $$(($$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN) + 1))
 
-test-fast: setup ## run the quick tests, for every save (about a minute on two idle cores)
+test-fast: setup ## run the quick tests, for every save (1 to 3 minutes on two idle cores)
 	$(PYTEST) -n auto -m "not slow"
 
 $(VLLM_READY): tests/vllm/requirements.txt
