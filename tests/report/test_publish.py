@@ -176,6 +176,23 @@ def test_a_damaged_policy_is_not_published(published_run: Path) -> None:
         push_to_hub(published_run, "me/shopper")
 
 
+def test_what_distillation_alone_has_made_is_published(
+    published_run: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (published_run / "metrics.jsonl").unlink()
+    status = json.loads((published_run / "run.json").read_text())
+    del status["phases"]["stage 2"]
+    (published_run / "run.json").write_text(json.dumps(status))
+    (published_run / "distillation.jsonl").write_text('{"step": 1, "loss": 1.0}\n')
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    push_to_hub(published_run, "me/shopper", endpoint=hub.address)
+    assert "The distilled policy solves" in hub.files["README.md"].decode()
+
+
 def test_a_run_that_was_not_trained_has_nothing_to_publish(build_run: Callable[..., Path]) -> None:
-    with pytest.raises(RunDirectoryError, match="no trained policy"):
-        push_to_hub(build_run(trained=False), "me/shopper")
+    run = build_run(trained=False)
+    with pytest.raises(RunDirectoryError, match="no trained policy .* --resume`"):
+        push_to_hub(run, "me/shopper")
+    (run / "policy").mkdir()  # of no steps: such a run has ended
+    with pytest.raises(RunDirectoryError, match="no trained policy .* --training.max_steps 30`"):
+        push_to_hub(run, "me/shopper")
