@@ -117,8 +117,9 @@ def explanation(measurements: Sequence[Measurement], *, settings: ComparisonConf
     within = " within the budget" if budget.is_set else ""
     if settings.share_values:
         costs = (
-            " Of the runs of a seed whose Stage 1 is the same, only the first paid for it, and those"
-            " that had sampled before they shared it: the costs of the others lack its samples."
+            " Of the runs of a seed whose Stage 1 is the same, only the first paid for it, and"
+            " those that had sampled before they shared it: the costs of the others lack its"
+            " samples."
         )
     if budget.is_set:
         limits = [duration(budget.seconds)] if budget.seconds is not None else []
