@@ -19,7 +19,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from filelock import FileLock, Timeout
 from pydantic import TypeAdapter, ValidationError
@@ -391,6 +391,24 @@ def read_records(path: Path, kind: TypeAdapter[Record]) -> list[Record]:
         except ValueError as error:
             raise broken_line(path, number, f"cannot be used ({error})") from error
     return records
+
+
+class File(NamedTuple):
+    """A file as it is now: not equal to what it is once it was written or replaced."""
+
+    path: Path
+    inode: int
+    size: int
+    changed_ns: int
+
+
+def file_now(path: Path) -> File | None:
+    """The state of a file; None where there is none."""
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return None
+    return File(path, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 def broken_line(path: Path, number: int, problem: str) -> RunDirectoryError:

@@ -20,7 +20,7 @@ from pydantic import BaseModel, TypeAdapter
 from ragen_apo.config.moved import is_of_0_1, translated
 from ragen_apo.config.yaml_text import parse_yaml, read_yaml
 from ragen_apo.errors import RunDirectoryError
-from ragen_apo.files import read_json, read_records
+from ragen_apo.files import file_now, read_json, read_records
 from ragen_apo.plural import counted
 from ragen_apo.run_directory import RunDirectory, open_evaluated
 
@@ -129,7 +129,7 @@ def load_run(run_directory: Path) -> RunData:
             f"{run.config} has no section `algorithm`: it was emptied or cut off. Put an undamaged "
             f"copy in its place, or what {run.status} notes as `configuration`."
         )
-    before = _written(run.results)
+    before = file_now(run.results)
     data = RunData(
         name="".join(c if c.isprintable() else "?" for c in run_directory.resolve().name),
         config_text=config_text,
@@ -142,7 +142,7 @@ def load_run(run_directory: Path) -> RunData:
         results=_read_object(run.results, _Results, "evaluate"),
         episodes=_read_rows(run.episodes, _Episode),
     )
-    if _written(run.results) != before:
+    if file_now(run.results) != before:
         raise RunDirectoryError(
             f"{run_directory} is being evaluated: its results changed while they were read. Give "
             "the command again when that has ended."
@@ -154,15 +154,6 @@ def load_run(run_directory: Path) -> RunData:
             f"both anew with `{evaluation_command(run)}`."
         )
     return data
-
-
-def _written(path: Path) -> tuple[int, int] | None:
-    """Which file it is, and when it was written; None for none."""
-    try:
-        found = path.stat()
-    except FileNotFoundError:
-        return None
-    return found.st_ino, found.st_mtime_ns
 
 
 def evaluation_command(run: RunDirectory) -> str:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from pydantic import TypeAdapter
 from starlette.exceptions import HTTPException
@@ -20,7 +20,7 @@ from starlette.exceptions import HTTPException
 from ragen_apo.environments.base import PatternWords
 from ragen_apo.errors import RunDirectoryError
 from ragen_apo.evaluation.failures import FailurePattern
-from ragen_apo.files import read_json
+from ragen_apo.files import File, file_now, read_json
 from ragen_apo.report.load import (
     RunData,
     evaluation_command,
@@ -52,21 +52,6 @@ NUM_TOKENIZERS = 2
 _DOCUMENT = TypeAdapter(dict[str, Any])
 _BASELINES = {"mean": "mean of the reference", "zero": "baseline"}
 """What an ablation subtracts in place of V*."""
-
-
-class File(NamedTuple):
-    """A file as it is now: not equal to what it is once it was written or replaced."""
-
-    path: Path
-    inode: int
-    size: int
-    changed_ns: int
-
-
-def file_now(path: Path) -> File:
-    """The state of an existing file."""
-    status = path.stat()
-    return File(path, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 class Site:
@@ -219,7 +204,7 @@ class Site:
         file, beta = self.store(name), finite(self.data(name).option("values", "beta1"))
         beta = DEFAULT_BETA1 if beta is None or beta < 0 else beta
         journal = file.path.with_name(f"{file.path.name}-wal")
-        return self._values(file, journal.exists() and file_now(journal), digest, beta)
+        return self._values(file, file_now(journal), digest, beta)
 
 
 def _read_data(
