@@ -21,6 +21,7 @@ from ragen_apo.progress import SilentProgress
 from ragen_apo.report.pdf import require_pdf
 from ragen_apo.run_directory import RunDirectory
 from ragen_apo.session import Session, open_session
+from ragen_apo.training import batching
 from tests import factories
 from tests.chat_templates import with_template
 from tests.command_line import Command, Result
@@ -216,6 +217,12 @@ def few_random_features(monkeypatch: pytest.MonkeyPatch) -> None:
     from ragen_apo.values import regression
 
     monkeypatch.setattr(regression, "NUM_FEATURES", 256)
+
+
+@pytest.fixture
+def fewest_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Passes on this CPU are as few as they can be, for tests that count them."""
+    monkeypatch.setattr(batching, "TOKENS_PER_PASS", batching.FEWEST_PASSES)
 
 
 @pytest.fixture

@@ -161,7 +161,7 @@ def test_what_an_algorithm_trains_besides_goes_on_with_another_number_of_process
     by_one, run = RunDirectory(tmp_path / "one"), RunDirectory(tmp_path / "several")
     assert answers(in_ranks(1, begin, config, by_one.path)) == ["trained"]
     assert in_ranks(2, begin, config, run.path, 2)[1] is None
-    assert answers(in_ranks(1, go_on, run.path)) == ["trained"]
+    assert answers(in_ranks(3, go_on, run.path)) == 3 * ["trained"]
     rows = curves(run)["metrics.jsonl"]
     assert_same_rows(rows, curves(by_one)["metrics.jsonl"], tolerance=1e-5)
     assert_same_weights(run.policy, by_one.policy, tolerance=1e-5)

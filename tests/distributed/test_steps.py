@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize(
     ("algorithm", "sharding", "others"),
     [
-        *((name, "none", ()) for name in ("apo", "grpo")),
+        *((name, "none", ()) for name in ("apo", "apo_turn", "ppo", "grpo")),
         # What is in shares is the policy and the reference, and the critic; losses see neither.
         ("apo_turn", "full", ("--values.estimator=regression",)),
         ("ppo", "full", ()),

@@ -129,6 +129,7 @@ def test_a_kill_while_results_are_set_aside_loses_nothing(
     status = run_until_killed(tmp_path, target=target, call=call)
     if call < 3:
         assert_killed(status)
+        # Nothing calls os.kill, so such a run is not killed.
         assert run_until_killed(tmp_path, target="os:kill", call=1) == 0
     assert {path.name for path in run.earlier(3).iterdir()} == {"policy", "evaluation"}
     assert run.read_status()["went_on_after"] == [3]

@@ -121,20 +121,17 @@ def test_so_does_a_run_that_is_killed_at_every_fiftieth_flush_to_disk(
 
 
 def test_so_does_one_whose_environments_act_side_by_side_in_processes_of_their_own(
-    run_until_killed: Callable[..., int], algorithm_runs: AlgorithmRuns, tmp_path: Path
+    run_until_killed: Callable[..., int], tmp_path: Path
 ) -> None:
     """Before and after the kill; in the run that was not killed, one after another."""
-    config = algorithm_runs.config("apo", "--training.num_rows=5")  # so many processes
-    expected = factories.run(config, tmp_path / "whole")
+    config = factories.config("--training.num_rows=5")  # so many processes
+    whole = factories.run(config, tmp_path / "whole").path
+    resume(whole)
     keys = ("--rollouts.num_environment_workers=4", "--rollouts.environment_processes=true")
     text = resolved_yaml(factories.changed(config, *keys))
     assert_killed(run_until_killed(tmp_path, target=STEP, call=4, text=text))
-    run = RunDirectory(tmp_path / "run")
-    train(run.path)
-    assert rows(run.metrics) == rows(expected.metrics)
-    assert rows(run.rollouts) == rows(expected.rollouts)
-    assert samples(run.path) == samples(expected.path)
-    assert_same_tensors(run.policy, expected.policy)
+    resume(tmp_path / "run")
+    assert_same_run(tmp_path / "run", whole)
 
 
 def test_a_reference_that_was_saved_and_not_noted_is_noted_when_the_run_goes_on(
@@ -162,7 +159,7 @@ def test_recordings_are_those_of_the_beginning_whenever_the_run_is_killed(
     assert_killed(run_until_killed(tmp_path, target=target, call=1, text=text))
     assert len(read_json_lines(tmp_path / "run" / "recordings.jsonl")) == 4
     mine.unlink()
-    to_its_reference(tmp_path / "run")
+    resume(tmp_path / "run")
 
 
 def test_ppo_killed_between_its_policy_and_its_critic(
@@ -370,11 +367,6 @@ def train(path: Path) -> None:
     with threads_restored():
         command = ["train", "--run-dir", str(path), "--resume", "--no-evaluate"]
         app(command, result_action="return_value")
-
-
-def to_its_reference(path: Path) -> None:
-    with threads_restored():
-        app(["warm-start", "--run-dir", str(path), "--resume"], result_action="return_value")
 
 
 def resume(path: Path) -> None:

@@ -22,7 +22,7 @@ from ragen_apo.policy.passes import seeded_torch
 from ragen_apo.policy.ragged_cache import RaggedLayer
 from ragen_apo.policy.scoring import score_tokens
 from ragen_apo.session import Session
-from ragen_apo.training.batching import FEWEST_PASSES, collate, loss_mask_of
+from ragen_apo.training.batching import collate, loss_mask_of
 from ragen_apo.training.checkpoint import (
     Position,
     load_latest_checkpoint,
@@ -455,15 +455,10 @@ def played() -> Played:
         ("grpo", ["--algorithm.kl_coefficient=0.01", "--rollout_filter.strategy=top_p"]),
     ],
 )
-@pytest.mark.usefixtures("few_random_features")
+@pytest.mark.usefixtures("few_random_features", "fewest_passes")
 def test_a_step_is_that_of_the_cpu(
-    session: Session,
-    played: Played,
-    algorithm: str,
-    keys: list[str],
-    monkeypatch: pytest.MonkeyPatch,
+    session: Session, played: Played, algorithm: str, keys: list[str]
 ) -> None:
-    monkeypatch.setattr("ragen_apo.training.batching.TOKENS_PER_PASS", FEWEST_PASSES)
     trajectories = played(trainer_of(session, algorithm, *keys))
     on_cpu = trainer_of(session, algorithm, *keys)
     expected = step_of(on_cpu, trajectories)

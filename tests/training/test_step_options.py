@@ -11,7 +11,6 @@ from ragen_apo.policy.scoring import TokenScores
 from ragen_apo.session import Session
 from ragen_apo.stages.training import make_trainer
 from ragen_apo.training.algorithms.ppo import PpoAlgorithm
-from ragen_apo.training.batching import FEWEST_PASSES
 from ragen_apo.training.checkpoint import STAGE_TWO, Position
 from ragen_apo.training.rollouts import MicroBatch
 from ragen_apo.training.step_metrics import LossPart
@@ -82,6 +81,7 @@ def test_advantages_are_made_of_the_normalised_returns(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("fewest_passes")
 @pytest.mark.parametrize(
     ("algorithm", "coefficient", "expected"),
     [
@@ -93,13 +93,8 @@ def test_advantages_are_made_of_the_normalised_returns(
     ],
 )
 def test_later_passes_compute_the_entropy_for_a_bonus_only(
-    algorithm: str,
-    coefficient: float,
-    expected: list[bool],
-    session: Session,
-    monkeypatch: pytest.MonkeyPatch,
+    algorithm: str, coefficient: float, expected: list[bool], session: Session
 ) -> None:
-    monkeypatch.setattr("ragen_apo.training.batching.TOKENS_PER_PASS", FEWEST_PASSES)
     keys = ["--algorithm.num_epochs=2", "--algorithm.num_minibatches=2"]
     keys += [f"--algorithm.entropy_coefficient={coefficient}", "--training.micro_batch_size=99"]
     trainer = trainer_of(session, algorithm, *keys)
@@ -118,11 +113,11 @@ def test_later_passes_compute_the_entropy_for_a_bonus_only(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("fewest_passes")
 @pytest.mark.parametrize(("clip", "is_stopped"), [("0.2", True), ("null", False)])
 def test_the_value_clip_stops_a_critic_that_has_moved_further_towards_the_returns(
-    clip: str, is_stopped: bool, session: Session, monkeypatch: pytest.MonkeyPatch
+    clip: str, is_stopped: bool, session: Session
 ) -> None:
-    monkeypatch.setattr("ragen_apo.training.batching.TOKENS_PER_PASS", FEWEST_PASSES)
     trainer = trainer_of(session, "ppo", f"--algorithm.value_clip={clip}")
     seen = step_without_update(trainer, returns=[1000.0] * 12)
     assert isinstance(trainer.algorithm, PpoAlgorithm)
