@@ -141,8 +141,11 @@ def test_a_reference_that_was_saved_and_not_noted_is_noted_when_the_run_goes_on(
     assert_killed(run_until_killed(tmp_path, target=target, call=1))
     run = RunDirectory(tmp_path / "run")
     assert run.reference(0).exists() and "references" not in run.read_status()
+    train(run.path, command="warm-start")
+    noted = RunDirectory(finished_run).read_status()["references"]
+    assert run.read_status()["references"] == {"0": noted["0"]}
     train(run.path)
-    assert run.read_status()["references"] == RunDirectory(finished_run).read_status()["references"]
+    assert run.read_status()["references"] == noted
 
 
 def test_recordings_are_those_of_the_beginning_whenever_the_run_is_killed(
@@ -363,10 +366,12 @@ def test_a_run_whose_only_checkpoint_was_removed_goes_on_from_its_reference(
     assert_same_run(tmp_path / "run", finished_run)
 
 
-def train(path: Path) -> None:
+def train(path: Path, *, command: str = "train") -> None:
+    arguments = [command, "--run-dir", str(path), "--resume"]
+    if command == "train":
+        arguments.append("--no-evaluate")
     with threads_restored():
-        command = ["train", "--run-dir", str(path), "--resume", "--no-evaluate"]
-        app(command, result_action="return_value")
+        app(arguments, result_action="return_value")
 
 
 def resume(path: Path) -> None:

@@ -121,6 +121,8 @@ def train(
             )
             progress.say(f"{run.path} {is_what} already{why}")
             _write_configuration(session, config_yaml)
+            if not is_trained:
+                _note_first_reference(session)
         else:
             with session.clock.timed("loading", since=session.opened):
                 _play_phases(session, only_reference=until == "reference", config_yaml=config_yaml)
@@ -389,8 +391,13 @@ def _warm_start(session: Session, policy: LanguageModel, position: Position) -> 
                 run_supervised_phase(session, policy, make_phase(session, policy), start=start)
     if not has_reference:
         session.save_model(policy, session.run.reference(0))
+    _note_first_reference(session)
+
+
+def _note_first_reference(session: Session) -> None:
+    """Also that of an earlier attempt: a kill may have come between its weights and the note."""
     if session.ranks.is_first and "0" not in session.run.read_status().get("references", {}):
-        note_reference(session.run, 0)  # a kill may have come between the two
+        note_reference(session.run, 0)
 
 
 def _stage_one(session: Session, tasks: list[Task], *, beside: LanguageModel | None = None) -> None:
