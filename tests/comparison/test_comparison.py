@@ -29,6 +29,7 @@ from ragen_apo.config import RunConfig
 from ragen_apo.config.yaml_text import dump_yaml, parse_yaml
 from ragen_apo.errors import ConfigError, RunDirectoryError
 from ragen_apo.files import read_json_lines, write_json_lines_atomically
+from ragen_apo.plural import counted
 from ragen_apo.report.drawing import png_bytes
 from ragen_apo.report.shapes import WIDTH
 from ragen_apo.run_directory import RunDirectory
@@ -225,6 +226,7 @@ def test_a_sweep_makes_every_run_with_every_combination(tmp_path: Path) -> None:
         ("{seed: [1, 2]}", "seed cannot differ between runs"),
         ("{optimizer.rate: [1.0]}", "run 'a, rate 1.0' cannot be used"),
         ("{optimizer.learning_rate: []}", "sweep"),
+        ("{values.store: [old/values.json]}", "write the runs of the sweep out under `runs`"),
     ],
 )
 def test_a_sweep_that_cannot_work_is_refused(sweep: str, words: str, tmp_path: Path) -> None:
@@ -391,6 +393,17 @@ def test_nothing_is_said_to_be_reached_where_a_run_had_no_success() -> None:
     limited = settings.model_copy(update={"budget": BudgetConfig(seconds=10)})
     said = explanation([failed], settings=limited)
     assert "A run had no success at all within the budget." in said, "it may have had some later"
+    assert "where the curve of the shortest run ends." in " ".join(said)
+
+
+def test_a_run_without_an_evaluation_in_the_budget_is_not_the_shortest_of_the_curves() -> None:
+    settings = load_comparison(SHIPPED).settings
+    limited = settings.model_copy(update={"budget": BudgetConfig(tokens=50)})
+    late = replace(MEASUREMENT, points=[Point(0.0, 0, 0.3, REFERENCE)])
+    said = " ".join(explanation([late, MEASUREMENT], settings=limited))
+    ended = counted(MEASUREMENT.points[-1].tokens, "token")
+    words = "of the shortest run with an evaluation within the budget ends."
+    assert f"up to {ended}, where the curve {words}" in said
 
 
 @pytest.mark.slow

@@ -139,7 +139,7 @@ def load_comparison(path: Path) -> Comparison:
     Raises ConfigError before anything is computed.
     """
     settings, swept = _every_run(_settings(path))
-    _check_names(list(settings.runs), path)
+    _check_names(list(settings.runs), path, is_swept=bool(settings.sweep))
     _check_shared(settings.runs, swept, path)
     comparison = Comparison(settings, _base(settings, path), swept)
     comparison.reference(settings.seeds[0])
@@ -263,9 +263,12 @@ def _combinations(sweep: Mapping[str, Sequence[Any]]) -> list[tuple[str, dict[st
     return found
 
 
-def _check_names(names: Sequence[str], path: Path) -> None:
+def _check_names(names: Sequence[str], path: Path, *, is_swept: bool) -> None:
     """Raises ConfigError unless every run can have a folder of its own beside the reference."""
     names_of: dict[str, str] = {}
+    advice = "choose another name"
+    if is_swept:
+        advice += ", or write the runs of the sweep out under `runs`, by names of your own"
     for name in names:
         folder = folder_name(name)
         problem = None
@@ -280,7 +283,7 @@ def _check_names(names: Sequence[str], path: Path) -> None:
         elif folder in names_of:
             problem = f"its folder {folder!r} is that of run {names_of[folder]!r} already"
         if problem:
-            raise ConfigError(f"{path}, run {name!r:.120}: {problem}; choose another name")
+            raise ConfigError(f"{path}, run {name!r:.120}: {problem}; {advice}")
         names_of[folder] = name
 
 

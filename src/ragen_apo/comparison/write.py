@@ -115,6 +115,8 @@ def explanation(measurements: Sequence[Measurement], *, settings: ComparisonConf
     common, shortest = _common(measurements)
     budget, costs, whole = settings.budget, "", []
     within = " within the budget" if budget.is_set else ""
+    is_without_curve = any(run.points[-1].tokens == 0 for run in measurements)
+    shortest_run = f"shortest run{' with an evaluation' + within if is_without_curve else ''}"
     if settings.share_values:
         costs = (
             " Of the runs of a seed whose Stage 1 is the same, only the first paid for it, and"
@@ -138,7 +140,7 @@ def explanation(measurements: Sequence[Measurement], *, settings: ComparisonConf
         if common
         else f"A run had no success at all{within}.",
         "Mean success: area under the curve of success against tokens, up to"
-        f" {counted(shortest, 'token')}, where the curve of the shortest run ends.",
+        f" {counted(shortest, 'token')}, where the curve of the {shortest_run} ends.",
         "Costs of a target are those of the first evaluation that reaches it, in the seeds that"
         " do.",
         "The 95% interval is that of one run, for the number of tasks that it was evaluated on: its"
