@@ -177,11 +177,10 @@ def fit_values(
         for fold in range(NUM_FOLDS):
             of_fold = rows[fold_N[part_N] == fold]
             folds[fold] += of_fold.T @ of_fold
-    means = folds.sum(0)[-1] / total
-    folds = _around(folds, means)
-    whole = folds.sum(0)
     ridge, error = _best_ridge(folds)
-    weight_D, spread = _solved(whole, ridge), float(whole[-1, -1])
+    means = _means(folds.sum(0))
+    around_means = _around(folds.sum(0), means)
+    weight_D, spread = _solved(around_means, ridge), float(around_means[-1, -1])
     return ValueRegression(
         beta=beta,
         highest=highest,
@@ -211,8 +210,13 @@ def _row(numbers: Sequence[float]) -> Tensor:
     return torch.tensor(numbers, dtype=torch.float64)
 
 
-# Of its rows, random features and then the target, a least-squares fit has to know the sums of
-# products of any two columns [D + 1, D + 1]. Those of folds add up.
+# Of its rows, random features, the target and then a one, a least-squares fit has to know the sums
+# of products of any two columns [D + 2, D + 2]. Those of folds add up.
+
+
+def _means(sums: Tensor) -> Tensor:
+    """Of each column [D + 2]."""
+    return sums[-1] / sums[-1, -1]
 
 
 def _around(sums: Tensor, means: Tensor) -> Tensor:
@@ -232,11 +236,15 @@ def _solved(sums: Tensor, ridge: float) -> Tensor:
 
 
 def _best_ridge(folds: Tensor) -> tuple[float, float]:
-    """The ridge whose predictions of held-out folds err least, and the sum of squared errors."""
+    """The ridge whose predictions of held-out folds err least, and the sum of squared errors.
+
+    The means, too, are of what a fit has seen: those of all rows would tell what is held out.
+    """
     whole, minus_one = folds.sum(0), -torch.ones(1, dtype=folds.dtype)
     errors = dict.fromkeys(RIDGES, 0.0)
-    for held in folds:
-        others = whole - held
+    for fold in folds:
+        means = _means(whole - fold)
+        others, held = _around(whole - fold, means), _around(fold, means)
         for ridge in RIDGES:
             residual = torch.cat([_solved(others, ridge), minus_one])  # of the columns
             errors[ridge] += float(residual @ held @ residual)
