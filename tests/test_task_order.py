@@ -59,6 +59,13 @@ def test_without_weights_it_is_the_order_of_epochs() -> None:
     assert plain.items(3, batch_size=10) == expected
 
 
+def test_the_draws_of_a_category_without_items_go_to_the_others_by_weight() -> None:
+    with_none = order({"many": 2, "gone": 5, "few": 1})
+    assert draws(with_none, 30) == draws(order(WEIGHTS), 30)
+    all_gone = order({"gone": 1})
+    assert draws(all_gone, 3) == draws(order({}), 3)
+
+
 def on_a_mixture(session: Session, max_tasks: int | None = None, **parts: Any) -> Session:
     limit = f"--training.max_tasks={json.dumps(max_tasks)}"
     return with_keys(session, limit, environment={"name": "mixture", "parts": parts})

@@ -22,13 +22,14 @@ from ragen_apo.types import Task
 class DrawOrder:
     """An endless order of items that have these categories; `purpose` names its random draws.
 
-    Every category with a weight has an item (see `missing_categories`).
+    The draws of a category without items (see `missing_categories`) go to the others by weight.
     """
 
     def __init__(
         self, categories: Sequence[str], *, weights: Mapping[str, float], seed: int, purpose: str
     ) -> None:
         self._num_items, self._seed, self._purpose = len(categories), seed, purpose
+        weights = {name: weight for name, weight in weights.items() if name in categories}
         self._turns = turns_by_weight(weights) if weights else None
         self._draws: list[tuple[str, int]] = []
         """Of each draw so far its category and how many draws of that category came before."""
@@ -68,7 +69,7 @@ class DrawOrder:
 
 
 def missing_categories(tasks: Sequence[Task], weights: Mapping[str, float]) -> list[str]:
-    """Categories that have a weight and no task, which `DrawOrder` cannot draw from."""
+    """Categories that have a weight and no task."""
     return sorted(set(weights) - {task.category for task in tasks})
 
 

@@ -33,7 +33,16 @@ from ragen_apo.types import Task
 from ragen_apo.values.conditions import SamplingConditions
 from ragen_apo.values.store import ValueStore
 from tests import factories
-from tests.factories import Sayings, reference, step_without_update, task, with_keys, with_progress
+from tests.factories import (
+    Sayings,
+    episode,
+    reference,
+    step_without_update,
+    task,
+    turn,
+    with_keys,
+    with_progress,
+)
 
 RETURNS = {
     "never": [-0.1, -0.1, -0.1, -0.1],
@@ -227,6 +236,28 @@ def test_a_selection_that_leaves_no_task_says_what_to_do(session: Session) -> No
         "--rollout_filter.zero_variance=keep",
     )
     assert list(selected_tasks(kept, model, same)) == same
+
+
+def test_a_part_of_a_mixture_that_a_later_reference_always_solves_does_not_end_the_run(
+    session: Session,
+) -> None:
+    said = Sayings()
+    keys = ("--rollout_filter.strategy=top_fraction", "--rollout_filter.value=1")
+    parts = {"name": "mixture", "parts": {"countdown": {"weight": 2}, "bandit": {}}}
+    part = with_progress(with_keys(session, *TWO_SAMPLES, *keys, environment=parts), said)
+    tasks = part.training_tasks()
+    solved = [each for each in tasks if each.category == "bandit"][:3]
+    differing = [each for each in tasks if each.category == "countdown"][:3]
+    model = reference(part)
+    with part.value_store() as store:
+        for each in (*solved, *differing):
+            returns = (1.0 if each in solved else 0.0, 1.0)
+            samples = [episode(turn(value), task=each, success=value > 0.5) for value in returns]
+            store.add_many(part.conditions(model), enumerate(samples))
+    assert list(selected_tasks(part, model, [*solved, *differing], version=2)) == differing
+    assert said.lines[-1] == "None is of bandit; its share goes to the others by their weights"
+    with pytest.raises(TrainingError, match=r"None is of bandit.*estimate-values .* --reference 0"):
+        selected_tasks(part, model, [*solved, *differing])
 
 
 def test_a_task_without_samples_is_an_error_and_not_one_without_variance(session: Session) -> None:

@@ -26,7 +26,7 @@ from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.seeding import derive_seed
 from ragen_apo.session import Session
 from ragen_apo.stages.stored_values import stored_trajectories
-from ragen_apo.task_order import DrawOrder, missing_categories
+from ragen_apo.task_order import DrawOrder
 from ragen_apo.training.checkpoint import DISTILLATION
 from ragen_apo.types import Task, Trajectory, training_samples
 from ragen_apo.values.conditions import SamplingConditions
@@ -145,8 +145,6 @@ def distillation_phase(
     seed = derive_seed(session.config.seed, "distillation", version)
     categories = [episode.trajectory.task.category for episode in episodes]
     weights = session.environments.properties.category_weights
-    if missing_categories([episode.trajectory.task for episode in episodes], weights):
-        weights = {}  # a part of a mixture may have nothing to imitate
     order = DrawOrder(categories, weights=weights, seed=seed, purpose="distillation-order")
     samples = [training_samples(episode.trajectory) for episode in episodes]
     token_weights = [sample_weights(episode) for episode in episodes]
