@@ -635,6 +635,7 @@ def test_a_reference_that_solves_nothing_is_distilled_from_nothing(
         "--values.adaptive=false",
         "--training.max_tasks=8",
         "--training.max_steps=1",
+        "--agent.max_response_tokens=1",  # too few for any action
     )
     run = factories.run(config, tmp_path / "none", progress=told)
     assert "distillation: 0 episodes of 0 tasks, 0 updates" in told.lines

@@ -384,20 +384,20 @@ def test_relabelled_numbers_stay_the_same_number_within_an_episode_and_nothing_e
     )
     seen = set()
     for step in range(20):
-        (changed,) = relabel([sample], token_ids=numbers, seed=0, step=step)
+        ((changed,),) = relabel([[sample]], token_ids=numbers, seed=0, step=step)
         ids = changed.token_ids
         assert [ids[index] for index in (0, 2, 4, 6)] == [1, 2, 3, 4]
         assert ids[1] == ids[5] != ids[3]
         assert {ids[1], ids[3]} <= set(numbers)
         assert changed.loss_mask == sample.loss_mask
-        assert relabel([sample], token_ids=numbers, seed=0, step=step) == [changed]
+        assert relabel([[sample]], token_ids=numbers, seed=0, step=step) == [[changed]]
         seen.add(ids[1])
     assert len(seen) > 4, "the same number gets other names in other steps"
 
 
 def test_a_share_of_the_samples_is_relabelled() -> None:
     numbers = list(range(10, 40))
-    samples = [TrainingSample((1, 10, 11, 12, 13), (True,) * 5, (0.0,) * 5)] * 200
+    samples = [[TrainingSample((1, 10, 11, 12, 13), (True,) * 5, (0.0,) * 5)]] * 200
     changed = relabel(samples, token_ids=numbers, share=0.3, seed=0, step=0)
     num_changed = sum(new != old for new, old in zip(changed, samples, strict=True))
     assert 30 <= num_changed <= 90  # mean 60, standard deviation 6.5
@@ -433,23 +433,24 @@ def test_keys_say_which_share_of_the_demonstrations_is_relabelled_and_what_it_sp
     assert 0 < exchanged["relabel_spares=0.1"] < exchanged["relabel_spares=1"]
 
 
-def sample_of(*parts: tuple[str, bool]) -> TrainingSample:
-    """A sample of one token a word; a word is known by its first letter."""
+def demonstration_of(*parts: tuple[str, bool]) -> list[TrainingSample]:
+    """One context of one token a word; a word is known by its first letter."""
     words = [(word, is_said) for text, is_said in parts for word in text.split()]
-    return TrainingSample(
+    sample = TrainingSample(
         token_ids=tuple(ord(word[0]) for word, _ in words),
         loss_mask=tuple(is_said for _, is_said in words),
         logprobs=(0.0,) * len(words),
     )
+    return [sample]
 
 
 def test_phrases_are_what_is_common_and_what_is_said_unread() -> None:
     samples = [
-        sample_of(("task red", False), ("click red", True)),
-        sample_of(("task blue", False), ("click blue", True)),
-        sample_of(("task green lime", False), ("has no green", True)),
-        sample_of(("task yellow", False), ("has yellow", True), ("odd", False)),
-        sample_of(("task violet", False), ("has no violet", True)),
+        demonstration_of(("task red", False), ("click red", True)),
+        demonstration_of(("task blue", False), ("click blue", True)),
+        demonstration_of(("task green lime", False), ("has no green", True)),
+        demonstration_of(("task yellow", False), ("has yellow", True), ("odd", False)),
+        demonstration_of(("task violet", False), ("has no violet", True)),
     ]
     # t is in every sample; c, h and n are said unread
     assert phrase_token_ids(samples, share=0.95) == set(map(ord, "tchn"))
@@ -458,15 +459,20 @@ def test_phrases_are_what_is_common_and_what_is_said_unread() -> None:
 
 def test_a_name_that_most_demonstrations_have_is_no_phrase() -> None:
     """Single letters, `large` and `color` are in most pages of a shop, and have to be copied."""
-    black, white = sample_of(("task b", False), ("say b", True)), sample_of(("task w", False))
+    black, white = (
+        demonstration_of(("task b", False), ("say b", True)),
+        demonstration_of(("task w", False)),
+    )
     assert phrase_token_ids([*[black] * 90, *[white] * 10], share=0.95) == set(map(ord, "ts"))
     assert phrase_token_ids([*[black] * 90, *[white] * 10], share=0.9) == set(map(ord, "tsb"))
     assert phrase_token_ids([*[black] * 96, *[white] * 4], share=0.95) == set(map(ord, "tsb"))
 
 
 def test_a_name_that_is_seldom_said_unread_is_no_phrase() -> None:
-    read = [sample_of((f"task {letter}", False), (f"say {letter}", True)) for letter in "abc"]
-    unread = sample_of(("task", False), ("say a", True))
+    read = [
+        demonstration_of((f"task {letter}", False), (f"say {letter}", True)) for letter in "abc"
+    ]
+    unread = demonstration_of(("task", False), ("say a", True))
     assert ord("a") not in phrase_token_ids([*read * 400, unread], share=0.95)
     assert ord("a") in phrase_token_ids([*read * 100, unread], share=0.95)
 

@@ -152,20 +152,20 @@ def distillation_phase(
     mean_weight = total_weight / max(len(episodes), 1)
     names = renamed_token_ids(
         policy,
-        [each for parts in samples for each in parts],
+        samples,
         relabel=settings.relabel,
         spares=session.config.warm_start.demonstrations.relabel_spares,
     )
 
     def batch(step: int) -> list[SupervisedBatch]:
         indices = order.items(step, batch_size=settings.batch_size)
-        chosen = [sample for index in indices for sample in samples[index]]
+        chosen = [samples[index] for index in indices]
         chosen_weights = [each for index in indices for each in token_weights[index]]
         if names:
             chosen = relabel(chosen, token_ids=names, seed=seed, step=step)
         size = session.config.training.micro_batch_size
         return sample_batches(
-            chosen,
+            [sample for samples in chosen for sample in samples],
             weights=chosen_weights,
             size=size,
             pad_id=policy.pad_id,

@@ -12,7 +12,7 @@ resumed phase sees the batches it would have seen.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -27,7 +27,7 @@ from ragen_apo.config.warm_start import CopyConfig, DemonstrationsConfig
 from ragen_apo.distributed.ranks import ALONE, Ranks
 from ragen_apo.environments.base import ScriptedPolicy
 from ragen_apo.policy.language_model import LanguageModel
-from ragen_apo.policy.tokenizer import SPECIAL_TOKENS
+from ragen_apo.policy.tokenizer import TAGS
 from ragen_apo.progress import Progress, SilentProgress
 from ragen_apo.seeding import derive_seed, generator
 from ragen_apo.training.batching import collate, micro_batches, pass_cost
@@ -38,6 +38,9 @@ SMALLEST_ALPHABET = 4
 """Different tokens in a row of the copy curriculum, at least."""
 UNREAD_EXCEPTIONS = 0.001
 """In which share of the demonstrations a token that is a name may be said unread."""
+
+Demonstration = Sequence[TrainingSample]
+"""The contexts of an episode: one, or with windows one for each turn."""
 
 
 def copy_batch(
@@ -66,14 +69,14 @@ def copy_batch(
 
 
 def copyable_token_ids(model: LanguageModel) -> list[int]:
-    """Every token id that ordinary text can have: all but those of the chat template.
+    """Every token id that ordinary text can have, our tags among them, and that has an embedding.
 
-    And all that have an embedding, which tokens that were added to a tokenizer may not have.
+    Tokens that were added to a tokenizer are those of a chat template, or mean an end of the text.
     """
-    vocabulary = model.tokenizer.get_vocab()
-    template = {vocabulary[token] for token in SPECIAL_TOKENS if token in vocabulary}
+    added = model.tokenizer.added_tokens_decoder.items()
+    no_text = {index for index, token in added if token.content not in TAGS}
     size = min(len(model.tokenizer), model.vocabulary_size)
-    return [index for index in range(size) if index not in template]
+    return [index for index in range(size) if index not in no_text]
 
 
 def number_token_ids(model: LanguageModel) -> list[int]:
@@ -82,7 +85,7 @@ def number_token_ids(model: LanguageModel) -> list[int]:
     return sorted(index for token, index in vocabulary.items() if token.isdecimal())
 
 
-def phrase_token_ids(samples: Sequence[TrainingSample], *, share: float) -> set[int]:
+def phrase_token_ids(demonstrations: Sequence[Demonstration], *, share: float) -> set[int]:
     """The tokens of these demonstrations that are no names: those of what is always said and read.
 
     They are in at least this share of the demonstrations, or are said without having been read, but
@@ -90,63 +93,74 @@ def phrase_token_ids(samples: Sequence[TrainingSample], *, share: float) -> set[
     """
     num_with: Counter[int] = Counter()
     num_unread: Counter[int] = Counter()
-    for sample in samples:
-        read: set[int] = set()
+    for samples in demonstrations:
+        seen: set[int] = set()
         unread: set[int] = set()
-        for token, is_said in zip(sample.token_ids, sample.loss_mask, strict=True):
-            if is_said and token not in read:
-                unread.add(token)
-            read.add(token)
-        num_with.update(read)
+        for sample in samples:
+            read: set[int] = set()
+            for token, is_said in zip(sample.token_ids, sample.loss_mask, strict=True):
+                if is_said and token not in read:
+                    unread.add(token)
+                read.add(token)
+            seen |= read
+        num_with.update(seen)
         num_unread.update(unread)
-    few = UNREAD_EXCEPTIONS * len(samples)
+    few = UNREAD_EXCEPTIONS * len(demonstrations)
     return {
         token
         for token, number in num_with.items()
-        if number >= share * len(samples) or num_unread[token] > few
+        if number >= share * len(demonstrations) or num_unread[token] > few
     }
 
 
 def renamed_token_ids(
-    model: LanguageModel, samples: Sequence[TrainingSample], *, relabel: Relabel, spares: float
+    model: LanguageModel,
+    demonstrations: Sequence[Demonstration],
+    *,
+    relabel: Relabel,
+    spares: float,
 ) -> list[int]:
-    """The tokens to exchange for each other in these samples; none to leave them as they are.
+    """The tokens to exchange for each other in these; none to leave them as they are.
 
-    With `copied`, a token that the share `spares` of the samples have keeps its meaning.
+    With `copied`, a token that the share `spares` of the demonstrations have keeps its meaning.
     """
     if relabel == "none":
         return []
     if relabel == "numbers":
         return number_token_ids(model)
-    phrases = phrase_token_ids(samples, share=spares)
+    phrases = phrase_token_ids(demonstrations, share=spares)
     return [token for token in copyable_token_ids(model) if token not in phrases]
 
 
 def relabel(
-    samples: Sequence[TrainingSample],
+    demonstrations: Sequence[Demonstration],
     *,
     token_ids: Sequence[int],
     share: float = 1.0,
     seed: int,
     step: int,
-) -> list[TrainingSample]:
-    """The samples, a share of them with the given tokens permuted, each in its own way.
+) -> list[Demonstration]:
+    """These, a share of them with the given tokens permuted, each in its own way throughout.
 
-    If tokens are names, a relabelled sample is as correct as the original. But only copying the
-    names from the page is right in every sample. A policy that has learned to copy can also name
+    If tokens are names, a relabelled demonstration is as correct as the original. But only copying
+    the names from the page is right in every one. A policy that has learned to copy can also name
     what no demonstration named.
     """
     draws = generator(seed, "relabelled-numbers", step)
     permuted = np.asarray(token_ids)
-    relabelled = []
-    for sample in samples:
+    relabelled: list[Demonstration] = []
+    for samples in demonstrations:
         if share < 1 and draws.random() >= share:
-            relabelled.append(sample)
+            relabelled.append(samples)
             continue
         names = dict(zip(token_ids, draws.permutation(permuted).tolist(), strict=True))
-        renamed = tuple(names.get(token, token) for token in sample.token_ids)
-        relabelled.append(replace(sample, token_ids=renamed))
+        relabelled.append([_renamed(sample, names) for sample in samples])
     return relabelled
+
+
+def _renamed(sample: TrainingSample, names: Mapping[int, int]) -> TrainingSample:
+    token_ids = tuple(names.get(token, token) for token in sample.token_ids)
+    return replace(sample, token_ids=token_ids)
 
 
 def sample_batches(

@@ -63,21 +63,15 @@ def demonstrations_phase(session: Session, model: LanguageModel) -> SupervisedPh
         purpose="demonstration-order",
     )
     pad_id = model.pad_id
-    names = renamed_token_ids(
-        model,
-        [sample for samples in episodes for sample in samples],
-        relabel=config.relabel,
-        spares=config.relabel_spares,
-    )
+    names = renamed_token_ids(model, episodes, relabel=config.relabel, spares=config.relabel_spares)
 
     def batch(step: int) -> list[SupervisedBatch]:
-        indices = order.items(step, batch_size=config.batch_size)
-        chosen = [sample for index in indices for sample in episodes[index]]
+        chosen = [episodes[index] for index in order.items(step, batch_size=config.batch_size)]
         if names:
             share, seed = config.relabel_share, session.config.seed
             chosen = relabel(chosen, token_ids=names, share=share, seed=seed, step=step)
         return sample_batches(
-            chosen,
+            [sample for samples in chosen for sample in samples],
             size=session.config.training.micro_batch_size,
             pad_id=pad_id,
             device=session.device,
