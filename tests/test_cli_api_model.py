@@ -130,6 +130,7 @@ def test_options_change_the_environment_of_a_configuration(command: Command, con
     [
         ([], ["give a run directory to evaluate, or --api-model and --base-url"]),
         (["--api-model", "m"], ["--base-url is missing"]),
+        (["--api-model", "m", "--trust-remote-code"], ["--trust-remote-code goes with a run"]),
         (["--base-url", "http://h/v1"], ["--api-model is missing"]),
         (["--api-model", "m", "--base-url", "h"], ["base_url", "http:// or https://"]),
         (["--api-model", "m", "--base-url", "http://u:p@h"], ["a user name or a password"]),

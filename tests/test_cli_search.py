@@ -212,3 +212,13 @@ def test_the_table_says_whose_episodes_a_full_context_has_cut_off(
     assert "sampled, mine: pass@1 25.0%, pass@2 50.0%, pass@10 75.0%" in printed
     assert "cut off because the context was full, mine: 9 of 12" in printed
     assert "full, random" not in printed
+
+
+def test_samples_are_not_said_to_be_of_the_search(capsys: pytest.CaptureFixture[str]) -> None:
+    row = {"success_rate": 0.5, "avg_reward": 0.0, "avg_steps": 3.0, "episodes": 12}
+    results = {**row, "split": "test", "success_ci95": [0.0, 0.2], "baselines": {}}
+    results |= {"pass_at_k": {"1": 0.25}, "search": {"label": "beam of 2"}}
+    print_evaluation(results, policy="mine", whose="policy")
+    printed = capsys.readouterr().out
+    assert "mine, beam of 2" in printed, "the row of the table"
+    assert "sampled, mine without search: pass@1 25.0%" in printed

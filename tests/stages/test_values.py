@@ -38,6 +38,11 @@ def test_an_untrained_reference_is_told_that_the_prompt_must_state_the_form(
     assert advice.startswith("No task was solved")
     assert "set agent.system_prompt: rules_and_format" in advice
 
+    said.lines.clear()
+    held_out = estimate_values(untrained, model, untrained.environments.tasks("test")[:4])
+    assert held_out["advice"] is not None
+    assert held_out["advice"] not in said.lines, "Stage 2 does not train on these tasks"
+
 
 def test_faults_are_counted_by_turn_and_full_contexts_by_episode() -> None:
     cut = played("a", stop_reason=StopReason.CONTEXT_LIMIT, terminated=False)
@@ -118,16 +123,22 @@ def test_a_regression_values_a_task_by_the_samples_of_all_and_says_how_well(
     assert found.regression is not None and stored.regression is None
     assert found.regression.beta == session.config.values.beta1
     assert found.regression.sentence() in said.lines
+    with ValueStore(session.run.values) as store:
+        returns = store.returns_by_task(session.conditions(model))
+    num_episodes, of_two = (
+        sum(len(returns[task.task_id]) for task in each) for each in (tasks, tasks[:2])
+    )  # adaptive: two a task, or one
     assert re.fullmatch(
-        r"V\* by regression on \d+ states of 42 episodes; it leaves \d+% of the variance of what "
-        "is earned in held-out episodes of these tasks",
+        rf"V\* by regression on \d+ states of {num_episodes} episodes; it leaves \d+% of the "
+        "variance of what is earned in held-out episodes of these tasks",
         found.regression.sentence(),
     )
     mean = reference_values(with_keys(asked, "--values.baseline=mean"), model, tasks)
     assert mean.regression is not None and math.isinf(mean.regression.beta)
     with pytest.raises(MissingValueError, match="no sampled return of 3 of 24 tasks"):
         reference_values(asked, model, session.environments.tasks("all"))
-    with pytest.raises(TrainingError, match="at least 5 episodes .* got 4; train on more tasks"):
+    too_few = f"at least 5 episodes .* got {of_two}; train on more tasks"
+    with pytest.raises(TrainingError, match=too_few):
         reference_values(asked, model, tasks[:2])
 
 

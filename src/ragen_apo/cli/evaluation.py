@@ -153,6 +153,11 @@ def evaluate(
             raise ConfigError(
                 "--search and its options go with a run; a model behind an API plays each task once"
             )
+        if trust_remote_code:
+            raise ConfigError(
+                "--trust-remote-code goes with a run; a file that --config or --environment names "
+                "for a model behind an API is taken for yours"
+            )
         _evaluate_model_of_api(api, split=split, episodes=episodes)
         return
     if given := [field.name for field in fields(api) if getattr(api, field.name) != field.default]:
@@ -178,10 +183,8 @@ def evaluate_run(run: Run, **asked: Any) -> None:
 
     results = api.evaluate(run, **asked)
     method = f"{run.config.algorithm.traits.label} (trained)"
-    if (search := results.get("search")) is not None:
-        method += f", {search['label']}"
     print_evaluation(results, policy=method, whose="trained policy")
-    if search is not None:
+    if (search := results.get("search")) is not None:
         _print_search(search, without=results["baselines"]["without search"]["avg_tokens"])
 
 
@@ -281,7 +284,9 @@ def print_evaluation(results: Mapping[str, Any], *, policy: str, whose: str) -> 
     from ragen_apo.report.coverage import in_order_of_k
     from ragen_apo.report.style import measured
 
-    policies = {policy: results, **results["baselines"]}
+    search = results.get("search")
+    searched = policy if search is None else f"{policy}, {search['label']}"
+    policies = {searched: results, **results["baselines"]}
     print_policies(
         f"{counted(results['episodes'], 'episode')} of split {results['split']!r}",
         {
@@ -297,7 +302,8 @@ def print_evaluation(results: Mapping[str, Any], *, policy: str, whose: str) -> 
             say(f"cut off because the context was full, {name}: {num_cut} of {row['episodes']}")
     if pass_at := results.get("pass_at_k"):
         shares = [f"pass@{k} {share:.1%}" for k, share in in_order_of_k(pass_at)]
-        say(f"sampled, {policy}: {', '.join(shares)}")
+        without = "" if search is None else " without search"
+        say(f"sampled, {policy}{without}: {', '.join(shares)}")
     low, high = results["success_ci95"]
     say(f"95% interval of the {whose}: {low:.1%} to {high:.1%}")
 

@@ -146,7 +146,7 @@ def estimate_values(
             session.ranks, store, lambda store: _coverage(store, conditions, tasks, config)
         )
     session.progress.say(coverage_sentence(report))
-    if report["advice"]:
+    if report["advice"] and all(task.split == "train" for task in tasks):
         session.progress.say(str(report["advice"]))
     return report
 
