@@ -208,3 +208,15 @@ def test_ppo_with_adapters_resumes_exactly(
             left, right = load_file(file), load_file(other / file.name)
             assert left.keys() == right.keys()
             assert all(torch.equal(left[name], right[name]) for name in right)
+
+
+def test_what_merged_adapters_round_otherwise_makes_no_new_reference(
+    lora_config: LoraConfig, tmp_path: Path
+) -> None:
+    """W x + B A x is not (W + B A) x in bfloat16, so the KL to a new reference begins above 0."""
+    keys = ("--machine.mixed_precision=bfloat16", "--reference.refresh_max_kl=1e-5")
+    run = factories.run(lora_config(*keys), tmp_path / "run")
+    steps = rows(run.metrics)
+    assert [row["reference_version"] for row in steps] == [0, 0, 1, 1]
+    assert steps[0]["kl_per_sequence"] == 0.0
+    assert steps[2]["kl_per_sequence"] > 1e-5

@@ -62,8 +62,8 @@ class ReferenceConfig(Section):
     """Makes a new reference after this many steps; null for never."""
     refresh_max_kl: Positive | None = None
     """Makes a new reference when the mean KL per trajectory exceeds this; null for never.
-    Distillation leaves the reference before the first step. After it, this is a limit for the
-    growth since the first step."""
+    Distillation leaves the reference before the first step, and adapters that were merged into it
+    round otherwise. With either, this is a limit for the growth since the first step."""
     num_samples: Size | None = None
     """Rollouts per task in the Stage 1 of new references, in place of values.num_samples; null for
     the same number."""

@@ -253,8 +253,12 @@ def _refresh_was_left_out(session: Session, position: Position) -> bool:
 
 
 def _kl_at_start(session: Session, row: dict[str, float | int]) -> float:
-    """KL of the first update under the row's reference: how far distillation moved the policy."""
-    if not session.config.distillation.enabled:
+    """KL of the first update under the row's reference.
+
+    Distillation has moved the policy then, and adapters that were merged into a reference round
+    otherwise than those of the policy.
+    """
+    if not session.config.distillation.enabled and session.config.policy.lora is None:
         return 0.0
 
     def noted() -> float:
