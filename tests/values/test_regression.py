@@ -1,6 +1,7 @@
 """V* by regression: where samples are few, what they have in common says more than each alone."""
 
 import math
+from collections import Counter
 from dataclasses import asdict
 from typing import Any
 
@@ -11,7 +12,13 @@ from pydantic import TypeAdapter
 
 from ragen_apo.values import regression
 from ragen_apo.values.estimator import soft_value
-from ragen_apo.values.regression import RIDGES, RandomFeatures, ValueRegression, fit_values
+from ragen_apo.values.regression import (
+    RIDGES,
+    RandomFeatures,
+    ValueRegression,
+    fit_values,
+    folds_of,
+)
 
 BETA = 0.5
 CPU = torch.device("cpu")
@@ -146,6 +153,43 @@ def test_what_tells_sampled_tasks_apart_explains_nothing_of_held_out_ones() -> N
     assert "of what is earned in held-out tasks" in found["tasks"].sentence()
 
 
+def test_folds_are_of_whole_groups_alike_in_size_and_of_all_kinds() -> None:
+    """Tasks of five parts in turns: a fold by number would be one part, and never be known."""
+    groups = [number // 2 for number in range(600)]
+    folds = folds_of(groups)
+    assert folds == folds_of(groups)
+    assert folds[::2] == folds[1::2], "the states of a group"
+    assert Counter(folds) == dict.fromkeys(range(5), 120)
+    for part in range(5):
+        assert (
+            len({fold for group, fold in zip(groups, folds, strict=True) if group % 5 == part}) == 5
+        )
+    assert {*folds_of([0, 5, 10, 15, 20])} == {*range(5)}
+
+
+def test_a_fold_is_not_all_of_a_part_so_parts_in_turns_are_predicted() -> None:
+    draws = np.random.default_rng(7)
+    part = np.arange(300) % 5
+    features = torch.from_numpy(draws.normal(size=(300, 6)) + 3 * np.eye(6)[part]).float()
+    returns = np.array([0.0, 1.0, 0.2, 0.8, 0.5])[part] + 0.1 * draws.normal(size=300)
+    assert fitted(returns, features, math.inf).unexplained < 0.3
+
+
+def test_standard_numbers_count_each_task_alike() -> None:
+    """A task that was sampled a hundred times is one of six tasks, here of their numbers' mean."""
+    features = torch.tensor([[float(number)] for number in range(6)] + [[5.0]] * 99)
+    found = fit_values(
+        features,
+        [float(number % 2) for number in range(len(features))],
+        episodes=range(len(features)),
+        tasks=[*range(6), *[5] * 99],
+        beta=math.inf,
+        held_out="episodes",
+    )
+    assert found.means == pytest.approx([2.5])
+    assert found.deviations == pytest.approx([math.sqrt(35 / 12)])
+
+
 @pytest.mark.parametrize("num_tasks", [5, 10, 20])
 def test_few_tasks_whose_features_say_nothing_are_not_explained(num_tasks: int) -> None:
     """The mean of all rows tells that of what is held out: with it, nothing of five was left."""
@@ -194,7 +238,7 @@ def test_it_is_the_ridge_regression_of_the_best_ridge_written_down(
         weights = np.linalg.lstsq(rows, aims, rcond=None)[0]
         return (waves[asked] - middle) @ weights + level
 
-    fold = np.array(episodes) % 5
+    fold = np.array(folds_of(episodes))
     errors = {}
     for ridge in RIDGES:
         held = np.concatenate(

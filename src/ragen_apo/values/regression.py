@@ -162,12 +162,11 @@ def fit_values(
         beta = math.inf
     if not math.isinf(beta):
         target_N = ((target_N - highest) / beta).exp()
-    mean_H = features_NH.mean(0, dtype=torch.float64)
-    deviation_H = features_NH.std(0, correction=0).double().clamp(min=MIN_DEVIATION)
-    random_features = RandomFeatures(features_NH.shape[1], features_NH.device)
-    fold_N = torch.tensor([group % NUM_FOLDS for group in groups])
     weight_N = _weights(episodes, tasks)
     total = float(weight_N.sum())
+    mean_H, deviation_H = _mean_and_deviation(features_NH, weight_N)
+    random_features = RandomFeatures(features_NH.shape[1], features_NH.device)
+    fold_N = torch.tensor(folds_of(groups))
     folds = torch.zeros(NUM_FOLDS, NUM_FEATURES + 2, NUM_FEATURES + 2, dtype=torch.float64)
     for part_N in torch.arange(len(features_NH)).split(MAX_ROWS):
         features_ND = random_features((features_NH[part_N] - mean_H) / deviation_H)
@@ -194,6 +193,25 @@ def fit_values(
         num_states=len(episodes),
         num_episodes=len(set(episodes)),
     )
+
+
+def folds_of(groups: Sequence[int]) -> list[int]:
+    """The fold of each, groups as a whole, at random: their order may repeat every few tasks, as
+    that of a mixture's parts, and then a fold would be all of a kind.
+    """
+    distinct = list(dict.fromkeys(groups))
+    order = generator(0, "folds", len(distinct)).permutation(len(distinct)).tolist()
+    fold = {group: position % NUM_FOLDS for group, position in zip(distinct, order, strict=True)}
+    return [fold[group] for group in groups]
+
+
+def _mean_and_deviation(features_NH: Tensor, weight_N: Tensor) -> tuple[Tensor, Tensor]:
+    """Of each number over the weighted states [H], float64."""
+    parts = [*zip(features_NH.split(MAX_ROWS), weight_N.split(MAX_ROWS), strict=True)]
+    total = weight_N.sum()
+    mean_H = sum(weight @ part.double() for part, weight in parts) / total
+    square_H = sum(weight @ (part.double() - mean_H).square() for part, weight in parts) / total
+    return mean_H, square_H.sqrt().clamp(min=MIN_DEVIATION)
 
 
 def _weights(episodes: Sequence[int], tasks: Sequence[int]) -> Tensor:
