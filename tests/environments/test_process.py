@@ -21,6 +21,7 @@ from ragen_apo.agent.scripted import play_scripted_episodes
 from ragen_apo.config.agent import AgentConfig
 from ragen_apo.config.environment import EnvironmentConfig
 from ragen_apo.config.rollouts import RolloutsConfig
+from ragen_apo.environments.answers import state_key_of
 from ragen_apo.environments.base import Reply, close_environment, make_environment
 from ragen_apo.environments.process import ProcessEnvironment
 from ragen_apo.errors import ConfigError, EnvironmentFaultError, EnvironmentRaisedError
@@ -45,6 +46,8 @@ class Odd:
             setattr(self, name, getattr(self._world, name))
 
     def state_key(self):
+        if self._words == "keyless":
+            return None
         return b"bytes" if self._words == "bytes" else self._world.state_key()
 
     def reset(self, task, *, seed):
@@ -291,6 +294,16 @@ def test_a_state_key_that_is_no_text_is_a_fault(odd: EnvironmentConfig) -> None:
     environments = managed(EnvironmentConfig(name=odd.name, **odd.options, words="bytes"))
     with pytest.raises(EnvironmentFaultError, match=r"state_key answered b'bytes'; expected a tex"):
         environments.start(environments.tasks("train")[0], seed=0)
+
+
+def test_an_environment_need_not_say_its_state(odd: EnvironmentConfig) -> None:
+    config = EnvironmentConfig(name=odd.name, **odd.options, words="keyless")
+    here = make_environment(config.name, config.options)
+    there = ProcessEnvironment(config.name, config.options, like=here)
+    for environment in (here, there):
+        environment.reset(here.tasks("train")[0], seed=0)
+        assert state_key_of(environment) is None
+    close_environment(there)
 
 
 def test_an_environment_of_the_script_that_runs_is_refused(

@@ -13,7 +13,7 @@ import pickle
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from ragen_apo import errors
 from ragen_apo.config.references import file_of, is_reference
@@ -98,11 +98,13 @@ class ProcessEnvironment:
         return observation, reward, terminated, truncated, info
 
     def state_key(self) -> str:
-        """That which came with the last answer; asked for where the episode is over."""
+        """That which came with the last answer; asked for where the episode is over.
+
+        None where the environment does not say, as `state_key_of` takes it in this process.
+        """
         if self._state_key is None:
             self._ask("state_key")
-        assert self._state_key is not None
-        return self._state_key
+        return cast("str", self._state_key)
 
     def begin_to_close(self) -> None:
         """Lets it close while others do; `close` waits for it."""

@@ -200,7 +200,9 @@ class Trainer:
         )
         if self.config.training.shuffle_returns:
             order = generator(self.config.seed, "shuffled-returns", step).permutation(len(rollouts))
-            shuffled_B = rollouts.returns_B[torch.from_numpy(order)]
+            circle = torch.from_numpy(order)  # each gets the return of its neighbour
+            shuffled_B = rollouts.returns_B.clone()
+            shuffled_B[circle] = rollouts.returns_B[circle.roll(1)]
             if not torch.equal(shuffled_B, rollouts.returns_B):
                 return rollouts.with_returns(shuffled_B)
         return rollouts
