@@ -97,4 +97,4 @@ def test_different_tasks_with_one_id_are_refused() -> None:
         training_tasks(environment, name="shop", max_tasks=None, seed=0)
     environment.tasks = lambda split: [tasks[0], tasks[0]]
     found = training_tasks(environment, name="shop", max_tasks=None, seed=0)
-    assert found == [tasks[0], tasks[0]]
+    assert found == [tasks[0]], "listed twice, it is one task, whose episodes count once"

@@ -106,8 +106,9 @@ def training_tasks(
 ) -> list[Task]:
     """What Stage 1 and Stage 2 train on: the split `train`, or a seeded part of it.
 
-    `name` is what messages call the environment. Raises ConfigError if there is no task, or none of
-    a category that has a weight.
+    A task that the split lists twice is one: its episodes would count twice as well. `name` is what
+    messages call the environment. Raises ConfigError if there is no task, or none of a category
+    that has a weight.
     """
     tasks = list(environment.tasks("train"))
     if not tasks:
@@ -115,7 +116,7 @@ def training_tasks(
             f"the environment {name!r} has no task in the split 'train' with these options; "
             "change them (section environment) or its data"
         )
-    _refuse_shared_ids(tasks, name)
+    tasks = _distinct(tasks, name)
     weights = environment.properties.category_weights
     if max_tasks is not None and max_tasks < len(tasks):
         tasks = seeded_part(tasks, size=max_tasks, weights=weights, seed=seed)
@@ -127,8 +128,8 @@ def training_tasks(
     return tasks
 
 
-def _refuse_shared_ids(tasks: Sequence[Task], name: str) -> None:
-    """Returns are stored by task: two tasks of one id would get each other's V*."""
+def _distinct(tasks: Sequence[Task], name: str) -> list[Task]:
+    """Each task once. Raises ConfigError for two of one id, which would get each other's V*."""
     by_id: dict[str, Task] = {}
     for task in tasks:
         if by_id.setdefault(task.task_id, task) != task:
@@ -136,3 +137,4 @@ def _refuse_shared_ids(tasks: Sequence[Task], name: str) -> None:
                 f"the environment {name!r} has different training tasks with "
                 f"the id {task.task_id!r}; expected an id for each, as `make_task` computes it"
             )
+    return list(by_id.values())

@@ -364,7 +364,11 @@ class _Walker:
 
 
 class Oracle(_Walker):
-    """A shortest way; on slippery ice the best of the plays that repeat one action in a turn."""
+    """A shortest way; on slippery ice the best of the plays that repeat one action in a turn.
+
+    It plans for the turns that are left. With `max_actions`, which it does not look at, slippery
+    ice has better plays.
+    """
 
     def _plan(self, lake: Board, cell: Cell) -> Sequence[str]:
         options = self._options

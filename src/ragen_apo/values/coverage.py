@@ -8,6 +8,9 @@ pass@k is the probability that at least one of k samples succeeds. It is estimat
 c successes in n >= k samples (Chen et al., arXiv 2107.03374):
 
     pass@k = 1 - C(n - c, k) / C(n, k)
+
+Without bias, that is, where n does not depend on the samples. Adaptive sampling stops early where
+tasks are solved, so pass@k is too high then, as the share of successes is.
 """
 
 from __future__ import annotations

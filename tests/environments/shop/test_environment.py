@@ -150,6 +150,8 @@ def test_all_phrasings_of_a_product_stay_in_its_split() -> None:
     assert {task.task_id for task in ShopEnvironment().tasks("all")} < {
         task.task_id for task in shop.tasks("all")
     }
+    first = shop.tasks("test")[:100]
+    assert {task.payload["product_id"] for task in first} == products["test"], "an evaluation's"
 
 
 def test_every_phrasing_is_used_by_many_products() -> None:

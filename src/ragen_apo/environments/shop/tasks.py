@@ -58,7 +58,9 @@ def phrasing_of(product: Product) -> int:
 
 @functools.lru_cache(maxsize=16)
 def make_tasks(catalogue: Catalogue, every_phrasing: bool) -> dict[str, tuple[Task, ...]]:
-    """The tasks of each split in catalogue order."""
+    """The tasks of each split in catalogue order; with every phrasing all products by turns, so
+    that the first tasks are about as many products.
+    """
     tasks = [
         make_task(
             environment="shop",
@@ -67,8 +69,9 @@ def make_tasks(catalogue: Catalogue, every_phrasing: bool) -> dict[str, tuple[Ta
             category=product.category,
             payload={"product_id": product.product_id, "phrasing": phrasing},
         )
+        for number in range(len(PHRASINGS) if every_phrasing else 1)
         for product in catalogue.products
-        for phrasing in (range(len(PHRASINGS)) if every_phrasing else (phrasing_of(product),))
+        for phrasing in (number if every_phrasing else phrasing_of(product),)
     ]
     return {
         split: tuple(task for task in tasks if split in ("all", task.split)) for split in SPLITS
