@@ -177,9 +177,10 @@ def fit_values(
             of_fold = rows[fold_N[part_N] == fold]
             folds[fold] += of_fold.T @ of_fold
     ridge, error = _best_ridge(folds)
-    means = _means(folds.sum(0))
-    around_means = _around(folds.sum(0), means)
-    weight_D, spread = _solved(around_means, ridge), float(around_means[-1, -1])
+    whole = folds.sum(0)
+    means = _means(whole)
+    whole = _around(whole, means)
+    weight_D, spread = _solved(whole, ridge), float(whole[-1, -1])
     return ValueRegression(
         beta=beta,
         highest=highest,
