@@ -165,6 +165,14 @@ def test_pass_at_k_is_in_the_order_of_k() -> None:
     results = {"pass_at_k": {"1": 0.1, "16": 0.5, "2": 0.2, "8": 0.4}}
     text = read(page(RunData(name="r", config={}, record={}, results=results), curves=[])).text
     assert re.findall(r"pass@(\d+), sampled", text) == ["1", "2", "8", "16"]
+    assert "without search" not in text
+
+
+def test_pass_at_k_is_not_said_to_be_of_a_search() -> None:
+    search = {"label": "beam of 2"}
+    results = {"pass_at_k": {"1": 0.1}, "search": search, "baselines": {}}
+    text = read(page(RunData(name="r", config={}, record={}, results=results), curves=[])).text
+    assert "pass@1, sampled without search" in text
 
 
 def test_an_untrained_run_has_no_picture_and_says_so(build_run: Callable[..., Path]) -> None:
