@@ -61,7 +61,9 @@ def test_shuffled_returns_are_a_permutation_that_differs_from_step_to_step(
 ) -> None:
     shuffled = trainer(with_keys(session, "--training.shuffle_returns=true"))
     numbers = list(range(8))  # returns repeat in a tiny run
-    seen = [step_without_update(shuffled, step, returns=numbers).rollouts for step in (0, 0, 1)]
+    seen = [
+        step_without_update(shuffled, step, returns=numbers).rollouts for step in (0, 0, 1, 2, 3)
+    ]
     orders = [rollouts.returns_B.tolist() for rollouts in seen]
     assert sorted(orders[0]) == numbers
     assert orders[0] == orders[1]
