@@ -146,20 +146,13 @@ def _selected_by_store(
     session.progress.say(selection.counts.sentence())
     if version > 0 and selection.counts.always_solved == len(tasks):
         return ()
-    path = config.values.store
-    whose = "its store" if path is None else f"{path} (RUN is the run that it belongs to)"
-    run = session.run.path if path is None else "RUN"
-    to_go_on = (
-        f"To go on with this run, add samples to {whose}: `ragen-apo estimate-values {run} "
-        f"--samples N --reference {version}`, with N above the samples that each task has now, "
-        "then --resume."
-    )
     if not selection.tasks:
         raise TrainingError(
             f"{selection.counts.sentence()} There is nothing to train on. In a new run: where most "
             "are never solved, sample them more often (values.num_samples, values.adaptive), "
             "warm-start longer or use a shaped reward; where most are always solved, use harder "
-            f"tasks; or set rollout_filter.zero_variance to keep. {to_go_on}"
+            "tasks; or set rollout_filter.zero_variance to keep. "
+            + _how_to_go_on(session, version=version)
         )
     weights = session.environments.properties.category_weights
     if missing := ", ".join(missing_categories(selection.tasks, weights)):
@@ -167,10 +160,21 @@ def _selected_by_store(
             raise TrainingError(
                 f"{selection.counts.sentence()} None is of {missing}, which should come up by its "
                 "weight. In a new run: keep more tasks (rollout_filter.value), sample more often, "
-                f"or leave it out. {to_go_on}"
+                "or leave it out. " + _how_to_go_on(session, version=version)
             )
         session.progress.say(f"None is of {missing}; its share goes to the others by their weights")
     return selection.tasks
+
+
+def _how_to_go_on(session: Session, *, version: int) -> str:
+    path = session.config.values.store
+    whose = "its store" if path is None else f"{path} (RUN is the run that it belongs to)"
+    run = session.run.path if path is None else "RUN"
+    return (
+        f"To go on with this run, add samples to {whose}: `ragen-apo estimate-values {run} "
+        f"--samples N --reference {version}`, with N above the samples that each task has now, "
+        "then --resume."
+    )
 
 
 def baseline_beta(settings: ValuesConfig) -> float:

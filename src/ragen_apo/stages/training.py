@@ -235,9 +235,9 @@ def _refresh_is_due(session: Session, position: Position, row: dict[str, float |
     by_steps = steps is not None and (
         position.step - position.counters.get("refreshed_at", 0) >= steps
     )
-    by_kl = max_kl is not None and (
-        row.get("kl_per_sequence", 0.0) - _kl_at_start(session, row) > max_kl
-    )
+    kl = row.get("kl_per_sequence", 0.0)
+    # What it began at is 0 or more: below the limit no row has to be read for it.
+    by_kl = max_kl is not None and kl > max_kl and kl - _kl_at_start(session, row) > max_kl
     return by_steps or by_kl
 
 
