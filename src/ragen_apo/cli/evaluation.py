@@ -155,8 +155,8 @@ def evaluate(
             )
         if trust_remote_code:
             raise ConfigError(
-                "--trust-remote-code goes with a run; a file that --config or --environment names "
-                "for a model behind an API is taken for yours"
+                "--trust-remote-code goes with a run; what --config and --environment name for a "
+                "model behind an API is trusted without it"
             )
         _evaluate_model_of_api(api, split=split, episodes=episodes)
         return
