@@ -2,6 +2,7 @@
 
 import math
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from ragen_apo.stages import search
 from ragen_apo.stages.search import predictor_of_moves
 from ragen_apo.stages.stored_values import reference_values, selected_tasks, stored_trajectories
 from ragen_apo.stages.value_regression import features_of_turns, fit_to_turns
-from ragen_apo.stages.values import estimate_values, faults_of
+from ragen_apo.stages.values import estimate_run_values, estimate_values, faults_of
 from ragen_apo.types import StopReason, training_samples
 from ragen_apo.values.coverage import Faults
 from ragen_apo.values.estimator import soft_value
@@ -38,10 +39,18 @@ def test_an_untrained_reference_is_told_that_the_prompt_must_state_the_form(
     assert advice.startswith("No task was solved")
     assert "set agent.system_prompt: rules_and_format" in advice
 
-    said.lines.clear()
-    held_out = estimate_values(untrained, model, untrained.environments.tasks("test")[:4])
-    assert held_out["advice"] is not None
-    assert held_out["advice"] not in said.lines, "Stage 2 does not train on these tasks"
+
+@pytest.mark.slow
+def test_held_out_tasks_are_sampled_without_advice_for_training(session: Session) -> None:
+    shutil.rmtree(session.run.reference(0))
+    shutil.copytree(session.run.initial, session.run.reference(0))  # it solves nothing
+    for split, is_advised in (("test", False), ("train", True)):
+        said = Sayings()
+        report = estimate_run_values(
+            session.config, session.run, version=0, split=split, progress=said
+        )
+        assert report["advice"] is not None
+        assert (report["advice"] in said.lines) == is_advised
 
 
 def test_faults_are_counted_by_turn_and_full_contexts_by_episode() -> None:

@@ -87,8 +87,9 @@ def estimate_run_values(
         if session.ranks.is_first:
             run.remove_leftovers()
         reference = session.load_model(run.reference(version))
-        report = estimate_values(session, reference, tasks, version=version)
-        if split == "train":
+        is_trained_on = split == "train"
+        report = estimate_values(session, reference, tasks, version=version, advise=is_trained_on)
+        if is_trained_on:
             note_values(session, report, version=version)
     return report
 
@@ -112,11 +113,17 @@ def note_stage_one_tokens(run: RunDirectory) -> None:
 
 
 def estimate_values(
-    session: Session, reference: LanguageModel, tasks: Sequence[Task], *, version: int = 0
+    session: Session,
+    reference: LanguageModel,
+    tasks: Sequence[Task],
+    *,
+    version: int = 0,
+    advise: bool = True,
 ) -> dict[str, Any]:
     """Samples reference `version` until the run's store has what the schedule wants.
 
-    Returns coverage, on all ranks.
+    Returns coverage, on all ranks. Its advice, which is for training on these tasks, is said if
+    `advise`.
     """
     config = session.config
     num_samples = config.reference.num_samples if version > 0 else None
@@ -146,7 +153,7 @@ def estimate_values(
             session.ranks, store, lambda store: _coverage(store, conditions, tasks, config)
         )
     session.progress.say(coverage_sentence(report))
-    if report["advice"] and all(task.split == "train" for task in tasks):
+    if advise and report["advice"]:
         session.progress.say(str(report["advice"]))
     return report
 
