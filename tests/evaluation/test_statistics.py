@@ -5,7 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragen_apo.evaluation.summary import independent_episodes, outcome_summary, wilson_interval
+from ragen_apo.evaluation.summary import (
+    independent_episodes,
+    outcome_summary,
+    student_quantile,
+    wilson_interval,
+)
 from tests import factories
 
 # z = 1.959964, so z² = 3.841459 in all the arithmetic below.
@@ -60,8 +65,18 @@ def test_counts_that_cannot_be_are_refused(successes: int, episodes: int) -> Non
         ([[True] * 4, [True] * 4, [False] * 4, [False] * 4], 4),
         # Each task solved in half of its episodes: its episodes have nothing in common.
         ([[True, False], [False, True], [True, False]], 6),
-        # Deviations from 0.5: 1, 0, 0, -1. Variance (2/8²)·4/3 = 1/24, 0.25·24 = 6 of 8.
-        ([[True, True], [True, False], [False, True], [False, False]], 6),
+        # Deviations from 0.5: 1, 0, 0, -1. Variance (2/8²)·4/3 = 1/24, 0.25·24 = 6 of 8. Four tasks
+        # say little about it: 6·(1.960/3.182)² = 2.3 is less than the four.
+        ([[True, True], [True, False], [False, True], [False, False]], 4),
+        # Deviations 1 in five tasks and -1 in as many of 40. Variance (10/160²)·40/39 = 1/2496,
+        # 0.25·2496 = 624 is more than the 160 episodes.
+        (
+            [[True, True, True, False]] * 5 + [[True, False] * 2] * 30 + [[True] + [False] * 3] * 5,
+            160,
+        ),
+        # Ten of 20 tasks are solved three times in four, the others once: deviations ±1. Variance
+        # (20/80²)·20/19 = 1/304, 0.25·304 = 76, and 76·(1.960/2.093)² = 66.6 of 80.
+        ([[True, True, True, False]] * 10 + [[True, False, False, False]] * 10, 66.6),
         ([[True] * 5, [True] * 5, [True] * 5], 3),
         ([[False] * 7, [False] * 2], 2),
         ([[True], [False], [True]], 3),
@@ -71,7 +86,34 @@ def test_counts_that_cannot_be_are_refused(successes: int, episodes: int) -> Non
 def test_episodes_of_a_task_count_for_what_they_do_not_have_in_common(
     by_task: list[list[bool]], expected: float
 ) -> None:
-    assert independent_episodes(by_task) == pytest.approx(expected)
+    assert independent_episodes(by_task) == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("degrees", "expected"),
+    [(1, 12.706), (2, 4.303), (3, 3.182), (4, 2.776), (9, 2.262), (29, 2.045), (120, 1.980)],
+)
+def test_the_quantile_of_student_is_that_of_printed_tables(degrees: int, expected: float) -> None:
+    assert student_quantile(degrees) == pytest.approx(expected, rel=0.01)
+
+
+def test_the_quantile_of_student_needs_a_degree() -> None:
+    with pytest.raises(ValueError, match="degrees must be at least 1, got 0"):
+        student_quantile(0)
+
+
+@pytest.mark.parametrize("num_tasks", [2, 3, 5, 10])
+def test_the_interval_of_few_tasks_played_ten_times_holds_the_truth(num_tasks: int) -> None:
+    # Chances are uniform, so the truth is one half. Without Student's quantile 80 to 93% hold it.
+    draws = np.random.default_rng(0)
+    held = 0
+    for _ in range(1000):
+        chances = draws.random(num_tasks)
+        by_task = [(draws.random(10) < chance).tolist() for chance in chances]
+        size = independent_episodes(by_task)
+        low, high = wilson_interval(sum(map(sum, by_task)) / (10 * num_tasks) * size, size)
+        held += low <= 0.5 <= high
+    assert held / 1000 > 0.94
 
 
 def test_playing_the_same_tasks_ten_times_makes_no_interval_ten_times_as_sure() -> None:

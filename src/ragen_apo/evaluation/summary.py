@@ -23,6 +23,10 @@ from ragen_apo.types import StopReason, Trajectory, Turn
 from ragen_apo.values.coverage import pass_at_k
 
 MAX_FAILURE_EXAMPLES = 3
+CONFIDENCE = 0.95
+"""Of all intervals."""
+_Z = NormalDist().inv_cdf(0.5 + CONFIDENCE / 2)
+"""The two-sided normal quantile."""
 METRIC_PREFIX = "environment/"
 """What begins the names of an environment's own metrics in `metrics.jsonl`."""
 
@@ -84,10 +88,12 @@ def independent_episodes(by_task: Sequence[Sequence[bool]]) -> float:
     `by_task` has the successes of each of T tasks. Episodes of one task tend to end alike, so they
     say less about new tasks than the same number of tasks would. The size is p(1 - p) divided by
     the cluster-robust variance of the success rate p (Miller, 2024, "Adding Error Bars to Evals",
-    arXiv:2411.00640), times T/(T - 1) for few tasks. It is at least T and at most the number of
-    episodes. If p is 0 or 1, nothing shows how alike episodes end, and the size is T. For a single
-    task it is the number of episodes. The variance of fewer than ten tasks is a rough estimate, so
-    intervals hold the truth less often (90% for five, 70% for two).
+    arXiv:2411.00640), times T/(T - 1) for few tasks. As a variance of few tasks is often too small
+    by chance, the size is divided by (t/z)^2, with Student's quantile t of T - 1 degrees of freedom
+    and the normal z (Korn and Graubard, 1998, "Confidence Intervals for Proportions with Small
+    Expected Number of Positive Counts Estimated from Survey Data"). It is at least T and at most
+    the number of episodes. If p is 0 or 1, nothing shows how alike episodes end, and the size is T.
+    For a single task it is the number of episodes.
     """
     num_tasks, num_episodes = len(by_task), sum(map(len, by_task))
     if num_tasks in (1, num_episodes):
@@ -99,7 +105,30 @@ def independent_episodes(by_task: Sequence[Sequence[bool]]) -> float:
     variance = deviations / num_episodes**2 * num_tasks / (num_tasks - 1)
     if variance == 0:
         return num_episodes
-    return min(max(rate * (1 - rate) / variance, num_tasks), num_episodes)
+    size = rate * (1 - rate) / variance * (_Z / student_quantile(num_tasks - 1)) ** 2
+    return min(max(size, num_tasks), num_episodes)
+
+
+def student_quantile(degrees: int) -> float:
+    """The two-sided 95% quantile of Student's t with so many degrees of freedom, to 1%.
+
+    One and two degrees have closed forms; the others take four terms of the expansion around the
+    normal quantile (Abramowitz and Stegun, 1964, 26.7.5). Raises ValueError below one degree.
+    """
+    if degrees < 1:
+        raise ValueError(f"degrees must be at least 1, got {degrees}")
+    if degrees == 1:
+        return math.tan(math.pi * CONFIDENCE / 2)
+    if degrees == 2:
+        return CONFIDENCE * math.sqrt(2 / (1 - CONFIDENCE**2))
+    z = _Z
+    terms = (
+        z,
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+    )
+    return sum(term / degrees**power for power, term in enumerate(terms))
 
 
 def wilson_interval(successes: float, episodes: float) -> tuple[float, float]:
@@ -114,8 +143,7 @@ def wilson_interval(successes: float, episodes: float) -> tuple[float, float]:
         raise ValueError(f"successes must lie in 0..{episodes} (the episodes), got {successes}")
     if episodes == 0:
         return 0.0, 1.0
-    z = NormalDist().inv_cdf(0.5 + 0.95 / 2)
-    rate = successes / episodes
+    z, rate = _Z, successes / episodes
     shrinkage = 1 + z * z / episodes
     centre = (rate + z * z / (2 * episodes)) / shrinkage
     spread = math.sqrt(rate * (1 - rate) / episodes + (z / (2 * episodes)) ** 2)
