@@ -18,6 +18,7 @@ from ragen_apo.files import read_json_lines, write_checksums
 from ragen_apo.stages.origin import may_change
 from tests import factories
 from tests.command_line import Command, assert_refused, snapshot
+from tests.fake_vllm import HangupError, serving
 from tests.sweeps import quick_first
 
 # Resuming
@@ -350,6 +351,37 @@ def test_a_strangers_run_does_not_get_its_code_run_by_saying_so_itself(
         arguments = ["--run-dir", run, "--resume"]
     assert_refused(command(verb, *arguments), "Python code of its own", "--trust-remote-code")
     assert not mark.exists()
+
+
+@pytest.mark.parametrize("verb", ["evaluate", "estimate-values", "train"])
+def test_a_strangers_run_gets_no_secret_sent_by_naming_its_variable(
+    verb: str, command: Command, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOME_TOKEN", "a-secret")
+    given = ["--run-dir", run, "--resume"] if verb == "train" else [run]
+    if verb == "estimate-values":
+        given += ["--samples", "9"]
+    values = parse_yaml((run / "config.yaml").read_text())[0]
+    values["training"]["max_steps"] += 1
+    with serving(run / "policy") as (server, address):
+        server.spoil = _hangs_up
+        values["rollouts"] |= {"engine": "vllm", "base_url": [address], "retries": 0}
+        values["rollouts"]["api_key_env"] = "SOME_TOKEN"
+        (run / "config.yaml").write_text(dump_yaml(values))
+        refused = command(verb, *given)
+        assert not server.asked
+        assert_refused(refused, "sends the value of SOME_TOKEN", address, "--trust-remote-code")
+        own_words = [["--trust-remote-code"]]
+        if verb == "train":
+            own_words.append(["--rollouts.api_key_env", "SOME_TOKEN"])
+        for words in own_words:
+            assert_refused(command(verb, *given, *words), "the connection failed")
+            assert server.asked
+            server.asked.clear()
+
+
+def _hangs_up(path: str, answer: Any) -> Any:
+    raise HangupError
 
 
 @pytest.mark.slow

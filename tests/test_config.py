@@ -173,6 +173,13 @@ class TestOverrides:
     def test_dashes_stand_for_underscores(self) -> None:
         assert parse("", "--values.num-samples", "3").values.num_samples == 3
 
+    def test_the_label_of_a_part_stays_as_it_is_written(self) -> None:
+        text = "environment: {name: mixture, parts: {frozen-lake: {name: frozen_lake}, b_c: {}}}"
+        changes = ("--environment.parts.frozen-lake.max-turns", "3")
+        options = parse(text, *changes, "--environment.some-option", "1").environment.options
+        parts = {"frozen-lake": {"name": "frozen_lake", "max_turns": 3}, "b_c": {}}
+        assert options == {"parts": parts, "some_option": 1}
+
     def test_beta_on_the_command_line_replaces_both_betas_of_the_file(self) -> None:
         config = parse("values: {beta1: 0.1}\nalgorithm: {beta2: 0.2}", "--apo.beta", "0.3")
         assert (config.values.beta1, beta2_of(config)) == (0.3, 0.3)
@@ -185,6 +192,16 @@ class TestOverrides:
         path = ["--policy.path", "123", "--warm_start.enabled", "false"]
         config = parse("", "--agent.system_prompt", "Buy: [now", *path)
         assert (config.agent.system_prompt, config.policy.path) == ("Buy: [now", "123")
+
+    def test_a_folder_is_the_same_one_from_any_directory(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "models" / "mine").mkdir(parents=True)
+        monkeypatch.chdir(tmp_path)
+        start = "--policy.path", "models/mine"
+        warm = "--warm_start.enabled", "false"
+        assert parse("", *start, *warm).policy.path == str(tmp_path / "models" / "mine")
+        assert parse("", "--policy.path", "models/other", *warm).policy.path == "models/other"
 
     def test_a_section_may_be_overridden_as_a_whole_and_keeps_its_other_keys(self) -> None:
         config = parse("policy: {small: {num_layers: 2}}", "--policy.small", "{num_heads: 2}")

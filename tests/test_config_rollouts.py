@@ -53,7 +53,14 @@ def test_only_environments_in_processes_have_a_time_limit() -> None:
     assert found.environment_timeout_seconds == 60
 
 
-def test_a_server_is_named_once() -> None:
-    section = f"rollouts: {{engine: vllm, base_url: ['{URL}', '{URL}']}}"
+@pytest.mark.parametrize("written", [f"{URL}/", f"{URL}/v1", f"{URL}/v1/"])
+def test_an_address_may_be_that_of_clients_of_openai(written: str) -> None:
+    read = config("--rollouts.engine=vllm", f"--rollouts.base_url={written}")
+    assert read.rollouts.base_url == [URL]
+
+
+@pytest.mark.parametrize("again", [URL, f"{URL}/", f"{URL}/v1"])
+def test_a_server_is_named_once(again: str) -> None:
+    section = f"rollouts: {{engine: vllm, base_url: ['{URL}', '{again}']}}"
     with pytest.raises(ConfigError, match="names a server twice"):
         config(text=f"{TINY_CONFIG}\n{section}\n")

@@ -124,10 +124,13 @@ def test_results_are_never_beside_the_episodes_of_another_evaluation(
         ("environment: {name: shop}", ""),
         ("environment: {name: ./mine.py:make}", " --trust-remote-code"),
         ("environment: {name: mixture, parts: {a: {name: worlds:make}}}", " --trust-remote-code"),
+        ("policy: {trust_remote_code: true}", " --trust-remote-code"),
+        ("rollouts: {engine: vllm, api_key_env: KEY}", " --trust-remote-code"),
+        ("rollouts: {engine: local, api_key_env: KEY}", ""),
         ("environment: [", ""),
     ],
 )
-def test_what_goes_on_with_a_run_trusts_its_environments_code(
+def test_what_goes_on_with_a_run_trusts_what_it_asks_trust_for(
     config: str, trust: str, tmp_path: Path
 ) -> None:
     run = create_run(tmp_path / "my run", config_yaml=config)

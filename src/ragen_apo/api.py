@@ -182,8 +182,10 @@ def _continued(
                     "another run with a configuration and another --run-dir"
                 )
             environment = None
-        open_run(path, environment=environment, trust_remote_code=trust_remote_code)
+        _provide(files, began, environment)
         given = read_config(began, **sections)
+        names_key = "api_key_env" in (sections.get("rollouts") or {})
+        _require_trust(files, given, trust_remote_code, names_key=names_key)
         trusted = trust_remote_code
     else:
         given = read_config(config, environment=environment, **sections)
@@ -207,34 +209,60 @@ def open_run(
         run: a run directory; a Run stays as it is.
         environment: the function or class that makes its environment, if it was started with
             one. Without it, the file that the run names is imported, which must be trusted.
-        trust_remote_code: run Python code that the run names: its model's, and an environment's.
+        trust_remote_code: run Python code that the run names, its model's and an environment's, and
+            send the key that it names to the servers that it names.
 
     Raises:
         RunDirectoryError: there is no run.
-        ConfigError: its configuration is damaged, or names code that is not trusted.
+        ConfigError: its configuration is damaged, or names code or a key and is not trusted.
     """
     opened = isinstance(run, Run)
     files = open_directory(_path(run, "run"))
     config = run.config if opened else load_run_config(files.config)
-    section = config.environment
-    if environment is not None:
-        if not is_reference(section.name):
-            raise ConfigError(
-                f"environment: {files.path} plays {section.name!r} and no function or class that "
-                "somebody gave; leave environment out"
-            )
-        provide(section.name, environment)
+    _provide(files, config, environment)
     if opened:
         return run
-    names = code_named_by(section.name, section.options)
-    named = [name for name in names if not is_provided(name)]
-    if named and not trust_remote_code:
-        raise ConfigError(
-            f"environment.name: the run {files.path} names Python code, {', '.join(named)}, and a "
-            "run may come from somebody else. Read it; if you trust it, give --trust-remote-code "
-            "(in Python: trust_remote_code=True)"
-        )
+    _require_trust(files, config, trust_remote_code)
     return Run(files, _trusting(config, trust_remote_code))
+
+
+def _provide(files: RunDirectory, config: RunConfig, environment: Environment | None) -> None:
+    """Makes a caller's function or class the environment of a run that names one."""
+    if environment is None:
+        return
+    section = config.environment
+    if isinstance(environment, str | Mapping) or not is_reference(section.name):
+        raise ConfigError(
+            f"environment: {files.path} plays {section.name!r} and no function or class that "
+            "somebody gave; leave environment out"
+        )
+    provide(section.name, environment)
+
+
+def _require_trust(
+    files: RunDirectory, config: RunConfig, trusted: bool, *, names_key: bool = False
+) -> None:
+    """Refuses what a run may only do if the caller trusts whoever made it; `names_key`: the caller
+    has said which key servers get.
+    """
+    how = (
+        "a run may come from somebody else. Read it; if you trust it, give --trust-remote-code (in "
+        "Python: trust_remote_code=True)"
+    )
+    if trusted:
+        return
+    named = code_named_by(config.environment.name, config.environment.options)
+    if strange := [name for name in named if not is_provided(name)]:
+        raise ConfigError(
+            f"environment.name: the run {files.path} names Python code, {', '.join(strange)}, and "
+            f"{how}"
+        )
+    rollouts = config.rollouts
+    if rollouts.engine == "vllm" and rollouts.api_key_env is not None and not names_key:
+        raise ConfigError(
+            f"rollouts.api_key_env: the run {files.path} sends the value of "
+            f"{rollouts.api_key_env} to {', '.join(rollouts.base_url)}, and {how}"
+        )
 
 
 def evaluate(

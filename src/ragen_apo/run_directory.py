@@ -30,7 +30,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, TypeAdapter
 
 from ragen_apo.config.load import read_values
-from ragen_apo.config.references import code_named_by
+from ragen_apo.config.references import asks_for_trust
 from ragen_apo.errors import ConfigError, RunDirectoryError
 from ragen_apo.files import (
     locked,
@@ -153,13 +153,12 @@ class RunDirectory:
 
     @property
     def resume_command(self) -> str:
-        """What goes on with training, for messages; it trusts the code of the run's environment."""
+        """What goes on with training, for messages; it trusts what the run asks trust for."""
         try:
-            section = read_values(self.config)[0].get("environment")
+            trusts = asks_for_trust(read_values(self.config)[0])
         except ConfigError:
-            section = None
-        options = section if isinstance(section, Mapping) else {}
-        trust = " --trust-remote-code" if code_named_by(str(options.get("name")), options) else ""
+            trusts = False
+        trust = " --trust-remote-code" if trusts else ""
         return f"ragen-apo train --run-dir {shlex.quote(str(self.path))} --resume{trust}"
 
     def write_evaluation(

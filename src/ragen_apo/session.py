@@ -215,7 +215,7 @@ class Session:
         """
         base, is_trained = self.config.policy.path, self.config.warm_start.enabled
         commit = self.run.read_status().get("model_commit")
-        if is_trained or not is_hub_name(base):
+        if is_trained or commit is None:  # only a model of the hub has one
             base, commit = str(self.run.reference(0).absolute()), None
 
         def write(folder: Path) -> None:

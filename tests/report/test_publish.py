@@ -15,6 +15,7 @@ from huggingface_hub import ModelCard, constants
 from ragen_apo.errors import HubError, RunDirectoryError
 from ragen_apo.files import write_checksums
 from ragen_apo.report.publish import push_to_hub
+from ragen_apo.run_directory import RunDirectory
 from tests.command_line import Command
 
 TOKEN = "hf_secret"
@@ -108,6 +109,7 @@ def test_model_and_card_are_published_in_a_private_repository(
 
 BASES = {
     "Qwen/Qwen3-0.6B": "Qwen/Qwen3-0.6B",
+    "models/mine": None,
     "/home/ann/runs/mine/references/0": None,
 }
 
@@ -119,13 +121,16 @@ def test_adapters_go_along_and_name_no_folder_of_this_machine(
     adapter = published_run / "adapter"
     adapter.mkdir()
     (adapter / "adapter_model.safetensors").write_bytes(b"low rank")
-    settings = {"r": 4, "base_model_name_or_path": base}
+    commit = BASES[base] and "0123abc"
+    settings = {"r": 4, "base_model_name_or_path": base, "revision": commit}
     (adapter / "adapter_config.json").write_text(json.dumps(settings))
     write_checksums(adapter)
     config = published_run / "config.yaml"
     is_of_hub = BASES[base] is not None
     text = config.read_text().replace("lora: null", f"lora: {{rank: 4}}\n  path: {base}")
     config.write_text(text.replace("enabled: true", f"enabled: {str(not is_of_hub).lower()}"))
+    if commit:
+        RunDirectory(published_run).note(model_commit=commit)
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     push_to_hub(published_run, "me/shopper", license_id="apache-2.0", endpoint=hub.address)
     names = {"adapter/adapter_model.safetensors", "adapter/adapter_config.json"}

@@ -426,6 +426,17 @@ def test_an_evaluation_goes_on_without_a_question_that_was_answered(out: Path) -
     assert len(server.requests) - 6 == 12 - 5
 
 
+def test_the_seconds_of_an_attempt_that_failed_count(out: Path) -> None:
+    with serving(perfect_shopper, None, stalls(0.3), refuses(404, "gone")) as server:
+        with pytest.raises(ApiError, match="gone"):
+            evaluate(server, out, concurrency=1)
+        phase = json.loads((out / "run.json").read_text())["phases"]["evaluation"]
+        assert (first := phase["seconds"]) >= 0.3
+        evaluate(server, out)
+    phase = json.loads((out / "run.json").read_text())["phases"]["evaluation"]
+    assert phase["seconds"] > first
+
+
 def test_answers_under_way_are_kept_when_another_one_fails(out: Path) -> None:
     """The second question fails at once; the first and third are answered and paid for later."""
     entered, release = threading.Semaphore(0), threading.Event()

@@ -40,10 +40,13 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def attempt(run: RunDirectory, *steps: int, trackers: str = "tensorboard") -> list[str]:
+def attempt(
+    run: RunDirectory, *steps: int, trackers: str = "tensorboard", project: str = "mine"
+) -> list[str]:
     """What a process says that makes these steps of Stage 2 in a run."""
     said = Sayings()
-    tracking = RunTracking(factories.config(f"--tracking=[{trackers}]"), run, said)
+    keys = f"--tracking.trackers=[{trackers}]", f"--tracking.project={project}"
+    tracking = RunTracking(factories.config(*keys), run, said)
     with tracking.running():
         for step in steps:
             row = {"step": step, "loss": float(step)}
@@ -169,6 +172,29 @@ def test_a_tracker_that_is_new_gets_the_whole_run(tmp_path: Path) -> None:
     attempt(run, 2)
     assert losses() == [(1, 1.0), (2, 2.0)]
     assert only_run().points["copy/loss"] == [(10, 5.0)]
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize(("tracker", "second"), [("wandb", [1, 2, 3, 4]), ("tensorboard", [3, 4])])
+def test_another_project_gets_the_whole_run_if_the_tracker_has_projects(
+    tracker: str, second: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(TRACKERS, "wandb", "tests.tracking.trackers:Remembers")
+    run = RunDirectory(tmp_path)
+    attempt(run, 1, 2, trackers=tracker, project="first")
+    attempt(run, 3, 4, trackers=tracker, project="second")
+    attempt(run, 5, trackers=tracker, project="second")
+    assert [step for step, _ in losses()] == [1, 2, *second, 5]
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_tracking_json_from_before_there_were_projects_still_counts(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    attempt(run, 1, 2)
+    old = {"run_name": "older", "num_rows": {"tensorboard": {"metrics.jsonl": 2}}}
+    write_json_atomically(run.tracking_state, old)
+    attempt(run, 3)
+    assert [step for step, _ in Remembers.runs["older"].points["loss"]] == [3]
 
 
 @pytest.mark.usefixtures("installed")

@@ -24,7 +24,7 @@ from ragen_apo.comparison.lifeline import Lifeline
 from ragen_apo.comparison.plan import REFERENCE, Comparison, folder_name
 from ragen_apo.config import RunConfig, load_config, resolved_yaml
 from ragen_apo.config.overrides import Change, changes_in_words, differences
-from ragen_apo.config.references import code_named_by
+from ragen_apo.config.references import asks_for_trust
 from ragen_apo.config.training import EvaluationConfig
 from ragen_apo.environments.base import opened_environment
 from ragen_apo.errors import ConfigError, RagenApoError, RunDirectoryError
@@ -178,9 +178,7 @@ def finish_run(
     if run.config.exists():
         _require_same_configuration(run, config)
     log = run.path.with_name(f"{run.path.name}.log") if quiet else None
-    section = config.environment
-    names_code = code_named_by(section.name, section.options)
-    trust = ["--trust-remote-code"] if config.policy.trust_remote_code or names_code else []
+    trust = ["--trust-remote-code"] if asks_for_trust(config.model_dump(by_alias=True)) else []
     goal, doing = {
         "warm-start": (run.reference(0), "warm start"),
         "train": (run.policy, "training"),

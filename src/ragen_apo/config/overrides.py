@@ -18,6 +18,8 @@ from ragen_apo.errors import ConfigError
 
 OPEN = ("environment.", "agent.template_options.")
 """Where the names of keys are somebody else's."""
+LABELLED = "environment.parts"
+"""Where they are free labels."""
 FLAGS = ("--no-evaluate", "--resume", "--trust-remote-code")
 """What the commands that take overrides take besides, without a value."""
 MAX_CHANGES = 5
@@ -39,7 +41,7 @@ def parse_overrides(
     while remaining:
         token = remaining.pop(0)
         name, equals, text = token.removeprefix("--").partition("=")
-        path = name.replace("-", "_")
+        path = _path_of(name)
         if not token.startswith("--") or not name:
             of_flags = (
                 f". Flags take no value: {', '.join(FLAGS)}" if token in ("true", "false") else ""
@@ -74,6 +76,14 @@ def parse_overrides(
         section = as_section(value) if path in NAMED_SECTIONS else value
         changes = merge(changes, nested(path, section))
     return changes, problems
+
+
+def _path_of(name: str) -> str:
+    """The key that is meant: `training.max-steps` is max_steps. Labels stay as they are written."""
+    names: list[str] = []
+    for each in name.split("."):
+        names.append(each if ".".join(names) == LABELLED else each.replace("-", "_"))
+    return ".".join(names)
 
 
 def parse_options(tokens: Sequence[str]) -> dict[str, Any]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from ragen_apo.config.section import (
     LARGEST_SIZE,
@@ -107,6 +108,12 @@ class PolicyConfig(Section):
     lora: LoraConfig | None = None
     """Train low-rank adapters of a pretrained model; null trains all weights."""
     small: SmallModelConfig = SmallModelConfig()
+
+    @field_validator("path")
+    @classmethod
+    def _a_folder_stays_where_it_is(cls, path: str | None) -> str | None:
+        """Absolute: from another directory `models/mine` could be a name at the hub."""
+        return os.path.abspath(path) if path and Path(path).is_dir() else path
 
     @model_validator(mode="after")
     def _a_revision_is_of_a_model(self) -> PolicyConfig:

@@ -58,6 +58,19 @@ def code_named_by(name: str, options: Mapping[str, Any]) -> list[str]:
     return [each for each in names_of(name, options) if is_reference(each)]
 
 
+def asks_for_trust(sections: Mapping[str, Any]) -> bool:
+    """Whether a run with this configuration does what whoever did not write it has to trust: run
+    code that it names, or send a key to servers that it names.
+    """
+    environment, policy, rollouts = (
+        section if isinstance(section := sections.get(name), Mapping) else {}
+        for name in ("environment", "policy", "rollouts")
+    )
+    sends_key = rollouts.get("engine") == "vllm" and rollouts.get("api_key_env") is not None
+    names_code = bool(code_named_by(str(environment.get(NAME)), environment))
+    return names_code or policy.get("trust_remote_code") is True or sends_key
+
+
 def environment_of_part(label: Any, name: Any) -> Any:
     """What a part of a mixture plays: its name, or where it has none, what it is labelled."""
     return name or label

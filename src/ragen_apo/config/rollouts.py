@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from ragen_apo.addresses import problem_with_address, problem_with_variable_name
 from ragen_apo.choices import EpisodeSchedule
@@ -54,8 +54,8 @@ class RolloutsConfig(Section):
     their environments act at the same time. For slow environments with `engine: local`. Episodes
     are the same except for the rounding of a batch."""
     base_url: Annotated[list[str], BeforeValidator(one_or_more)] = Field(default=[])
-    """Address of a vLLM server, such as http://127.0.0.1:8000, or a list of them that share the
-    episodes; `local` does not ask them. A server serves one run at a time."""
+    """Address of a vLLM server, such as http://127.0.0.1:8000, with or without /v1, or a list of
+    them that share the episodes; `local` does not ask them. A server serves one run at a time."""
     api_key_env: str | None = None
     """Name of the environment variable with the key that the servers were started with
     (`--api-key`); null sends no key. The key itself is written nowhere. It is sent to every address
@@ -75,6 +75,12 @@ class RolloutsConfig(Section):
     """How often a failed server is tried again before it is left out until the next rollout. The
     first retry comes after 2 seconds, each further one after twice as long, while no other server
     plays. The run ends with an error when a process has no server left."""
+
+    @field_validator("base_url")
+    @classmethod
+    def _addresses_of_servers(cls, base_url: list[str]) -> list[str]:
+        """Without the /v1 that clients of OpenAI's interface are given."""
+        return [url.rstrip("/").removesuffix("/v1").rstrip("/") for url in base_url]
 
     @model_validator(mode="after")
     def _parts_fit(self) -> RolloutsConfig:

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from huggingface_hub import EvalResult, ModelCardData
 
-from ragen_apo.config.policy import is_hub_name
 from ragen_apo.config.references import is_reference
 from ragen_apo.config.search import WITHOUT_SEARCH
 from ragen_apo.report.algorithm import settings_of
@@ -86,10 +85,8 @@ def _metadata(run: RunData, environment: str, *, license_id: str | None) -> str:
 
 def _base_model(run: RunData) -> str | None:
     """The hub's name of the model that training started from, if it is one."""
-    base = run.option("policy", "path")
-    # Where no commit was noted, a lone word may be a folder that has gone.
-    is_of_hub = is_hub_name(base) and ("/" in base or "model_commit" in run.record)
-    return base if is_of_hub else None
+    # Without a commit it may be a folder, of this or of another directory.
+    return run.option("policy", "path") if "model_commit" in run.record else None
 
 
 def _usage(run: RunData) -> str:

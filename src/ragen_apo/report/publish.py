@@ -7,7 +7,7 @@ from pathlib import Path
 
 from huggingface_hub import CommitOperationAdd, HfApi
 
-from ragen_apo.config.policy import ADAPTER_SETTINGS, is_hub_name
+from ragen_apo.config.policy import ADAPTER_SETTINGS
 from ragen_apo.errors import HubError, RunDirectoryError
 from ragen_apo.files import CHECKSUMS, check_checksums
 from ragen_apo.report.load import load_run
@@ -79,10 +79,10 @@ def _files_of(folder: Path) -> dict[str, bytes | Path]:
 
 
 def _without_local_base(file: Path) -> bytes:
-    """Settings of adapters that name a model of the hub, or none: folders of this machine mean
-    nothing elsewhere.
+    """Settings of adapters that name a model of the hub at a commit, or none: folders of this
+    machine mean nothing elsewhere.
     """
     settings = json.loads(file.read_text(encoding="utf-8"))
-    if not is_hub_name(settings.get("base_model_name_or_path")):
+    if settings.get("revision") is None:
         settings["base_model_name_or_path"] = None
     return json.dumps(settings, indent=2).encode()

@@ -41,6 +41,8 @@ from ragen_apo.run_directory import RunDirectory
 from ragen_apo.seeding import generator
 from ragen_apo.types import TurnFlag
 
+SECONDS_NOTED_EVERY = 10.0
+
 
 @dataclass(frozen=True)
 class KeptAnswers:
@@ -116,32 +118,40 @@ def evaluate_api_model(
         )
         progress.start("evaluation", len(requests))
         finished: list[ChatEpisode] = []
+        noted = time.perf_counter()
+
+        def note_seconds(*, every: float = 0.0) -> None:
+            nonlocal noted
+            if (spent := time.perf_counter() - noted) >= every:
+                run.add_seconds("evaluation", spent)
+                noted += spent
 
         def note(episode: ChatEpisode) -> None:
             finished.append(episode)
             solved = sum(each.trajectory.success for each in finished)
             progress.update(len(finished), f"{solved} solved")
+            note_seconds(every=SECONDS_NOTED_EVERY)
 
-        started = time.perf_counter()
-        episodes = play_chat_episodes(
-            KeptAnswers(client, ledger, config, schemas_of(environments.tools)),
-            environments,
-            requests,
-            system_prompt=system_prompt(
-                config.agent.system_prompt,
-                rules=environments.properties.rules,
-                tools=environments.tools,
-            ),
-            window=context_window(config.agent.context),
-            concurrency=concurrency,
-            policy_version=config.api.model,
-            on_finished=note,
-        )
-        seconds = time.perf_counter() - started
+        try:
+            episodes = play_chat_episodes(
+                KeptAnswers(client, ledger, config, schemas_of(environments.tools)),
+                environments,
+                requests,
+                system_prompt=system_prompt(
+                    config.agent.system_prompt,
+                    rules=environments.properties.rules,
+                    tools=environments.tools,
+                ),
+                window=context_window(config.agent.context),
+                concurrency=concurrency,
+                policy_version=config.api.model,
+                on_finished=note,
+            )
+        finally:
+            note_seconds()
         _require_a_turn(episodes, config)
         results = _results(config, episodes, environments)
         _write(run, config, episodes, results, data=environments.properties.data)
-        run.add_seconds("evaluation", seconds)
     return results
 
 

@@ -49,7 +49,13 @@ class _State(BaseModel):
 
     run_name: str
     num_rows: dict[str, dict[str, int]] = {}
-    """By tracker, the rows that it has of each file."""
+    """By tracker and project, the rows that it has of each file."""
+
+    def sent(self, tracker: str, project: str) -> dict[str, int]:
+        """The rows that a project of a tracker has of each file; to be changed."""
+        older = self.num_rows.pop(tracker, None)  # from before projects were told apart
+        where = tracker if tracker == "tensorboard" else f"{tracker}, {project}"
+        return self.num_rows.setdefault(where, older or {})
 
 
 _STATE = TypeAdapter(_State)
@@ -155,7 +161,7 @@ class RunTracking:
         metrics, shown = numbers(row), episodes[: self._config.tracking.num_episodes]
 
         def send(name: str, tracker: Tracker) -> None:
-            sent = self._state.num_rows.setdefault(name, {})
+            sent = self._state.sent(name, self._config.tracking.project)
             if number <= sent.get(path.name, 0):
                 return
             tracker.log(row["step"], metrics)

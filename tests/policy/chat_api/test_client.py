@@ -14,7 +14,7 @@ from unittest.mock import MagicMock
 import numpy as np
 import pytest
 
-from ragen_apo.errors import ApiError
+from ragen_apo.errors import ApiError, ConfigError
 from ragen_apo.policy.chat_api.address import Address
 from ragen_apo.policy.chat_api.answer import Answer
 from ragen_apo.policy.chat_api.client import ChatClient, ContextFullError, Retries, Sampling
@@ -72,6 +72,26 @@ def test_a_question_has_model_messages_temperature_and_limit() -> None:
         {"model": "tiny", "messages": list(MESSAGES), "temperature": 0.0, "max_tokens": 64}
     ]
     assert server.headers[0]["Authorization"] == f"Bearer {KEY}"
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "words"),
+    [
+        ("ALL_PROXY", "socks5://me:hidden@127.0.0.1:1080", "pip install socksio"),
+        ("https_proxy", "ftp://me:hidden@host", "expected a proxy such as http://host:3128"),
+        ("HTTPS_PROXY", "http://me:hid/den@host", "expected a proxy such as http://host:3128"),
+        ("SSL_CERT_FILE", "/not/there.pem", "name certificates that are there"),
+    ],
+)
+def test_what_the_environment_says_wrongly_of_the_network_is_named(
+    variable: str, value: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(ConfigError, match=words) as caught:
+        ChatClient(Address("https://api.example/v1"), Sampling("tiny", 0.0, 64))
+    assert variable in str(caught.value)
+    assert "hid" not in str(caught.value)
+    ChatClient(Address("http://127.0.0.1:9/v1"), Sampling("tiny", 0.0, 64))  # asks no proxy
 
 
 def test_an_answer_has_its_text_and_what_it_cost() -> None:

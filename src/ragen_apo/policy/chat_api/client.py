@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import email.utils
 import json
+import os
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ from typing import Any
 import httpx2
 import numpy as np
 
-from ragen_apo.errors import ApiError
+from ragen_apo.errors import ApiError, ConfigError
 from ragen_apo.policy.api_keys import without_key
 from ragen_apo.policy.chat_api.address import Address
 from ragen_apo.policy.chat_api.answer import Answer, Complaint, read_answer, read_complaint
@@ -104,12 +105,15 @@ class ChatClient:
         self._timeout_seconds, self._retries = timeout_seconds, retries or Retries()
         self._limit_name, self._has_answered = _LIMIT_NAMES[0], False
         self._stopped = threading.Event()
-        self._http = http_client(
-            seconds=timeout_seconds,
-            connect_seconds=MAX_CONNECT_SECONDS,
-            key=key,
-            trust_env=not address.is_local,  # a proxy does not reach this machine
-        )
+        try:
+            self._http = http_client(
+                seconds=timeout_seconds,
+                connect_seconds=MAX_CONNECT_SECONDS,
+                key=key,
+                trust_env=not address.is_local,  # a proxy does not reach this machine
+            )
+        except (ImportError, OSError, ValueError, httpx2.InvalidURL) as error:
+            raise _unusable_variables(error) from None  # it may quote a password
 
     def answer(
         self, messages: Sequence[Message], *, draws: np.random.Generator, tools: Tools = ()
@@ -254,6 +258,24 @@ class ChatClient:
 
     def _without_key(self, text: str) -> str:
         return without_key(text, self._key)
+
+
+def _unusable_variables(error: Exception) -> ConfigError:
+    """What to correct where the HTTP library cannot use what the environment tells it."""
+    certificates = ("SSL_CERT_FILE", "SSL_CERT_DIR")
+    proxies = ("ALL_PROXY", "HTTPS_PROXY", "HTTP_PROXY")
+    names = certificates if isinstance(error, OSError) else proxies
+    there = [name for name in (*names, *map(str.lower, names)) if name in os.environ]
+    told = f"the environment variable {' or '.join(there or names)} cannot be used"
+    if isinstance(error, OSError):
+        return ConfigError(
+            f"{told}: it has to name certificates that are there; correct or unset it"
+        )
+    needs = "SOCKS proxies need `pip install socksio`"
+    why = needs if isinstance(error, ImportError) else "expected a proxy such as http://host:3128"
+    return ConfigError(
+        f"{told}: {why}. Correct or unset it, or set NO_PROXY to the host of --base-url"
+    )
 
 
 def _retry_after(headers: Mapping[str, str]) -> float:
