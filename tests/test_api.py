@@ -286,6 +286,12 @@ def test_what_is_no_path_is_refused_with_the_argument_s_name(given: Any) -> None
             call()
 
 
+@pytest.mark.parametrize("parallel", [0, 2.5, "2", True])
+def test_a_number_of_runs_at_a_time_is_a_whole_number(parallel: Any, new: Path) -> None:
+    with pytest.raises(ConfigError, match="parallel must be a whole number of at least 1 and at"):
+        ragen_apo.compare(SMOKE, new, parallel=parallel)
+
+
 def test_numbers_of_numpy_are_numbers() -> None:
     given = {"training": {"max_steps": np.int64(3)}, "algorithm": {"beta2": np.float32(0.5)}}
     changed = read_config(given, values={"adaptive": np.bool_(False)})

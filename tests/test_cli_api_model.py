@@ -32,7 +32,7 @@ def test_a_model_is_evaluated_and_reported(command: Command) -> None:
     assert result.status == 0, result.err
     assert "tiny (API)" in result.out
     assert "100.0%" in result.out
-    assert "8 answers: 56 prompt tokens, 24 completion tokens; 0 without" in result.out
+    assert "8 answers cost 56 prompt tokens and 24 completion tokens; 0 without" in result.out
     out = Path("runs/api/tiny-shop")
     assert f"evaluation: {out}" in result.out
     assert command("report", out).status == 0

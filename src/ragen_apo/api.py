@@ -545,6 +545,7 @@ def compare(
     from ragen_apo.report.pdf import require_pdf
 
     _require_one_process("a comparison, which starts processes of its own,")
+    _require_range("parallel", parallel, least=1, most=1000)
     if pdf:
         require_pdf()
     folder = _path(out, "out")

@@ -399,11 +399,6 @@ def test_a_run_that_sampled_its_own_stage_one_keeps_it(runs: Runs) -> None:
     assert load_config(found["two", 1].config).values.store is None
 
 
-def test_no_run_at_a_time_is_refused(runs: Runs) -> None:
-    with pytest.raises(ConfigError, match="parallel must be at least 1"):
-        play(runs, parallel=0)
-
-
 SLEEPER = """
 import time
 

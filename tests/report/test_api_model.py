@@ -12,7 +12,7 @@ from pptx import Presentation
 
 import ragen_apo
 from ragen_apo.errors import RunDirectoryError
-from ragen_apo.report.api_model import api_model
+from ragen_apo.report.api_model import ADVICE, api_model, cost_in_words
 from ragen_apo.report.failure_analysis import failure_analysis
 from ragen_apo.report.findings import headline, key_sentences
 from ragen_apo.report.load import RunData, load_run
@@ -69,6 +69,27 @@ def test_the_findings_say_who_played_and_what_it_cost(run: RunData) -> None:
     assert f"episodes are those of {HOSTILE} behind the API of 127.0.0.1:" in told
     assert f"{usage['answers']} answers cost {7 * usage['answers']:,} prompt tokens" in told
     assert f"Of its answers {usage['format_errors']} had no readable action." in told
+
+
+@pytest.mark.parametrize(
+    ("untold", "words"),
+    [
+        (0, "9 answers cost 63 prompt tokens and 9 completion tokens"),
+        (4, "9 answers cost at least 63 prompt tokens and 9 completion tokens"),
+        (9, "9 answers, of which the server did not say what they cost"),
+    ],
+)
+def test_a_cost_that_the_server_did_not_say_is_not_called_nothing(untold: int, words: str) -> None:
+    usage = {"answers": 9, "prompt_tokens": 63, "completion_tokens": 9}
+    assert cost_in_words({**usage, "answers_without_usage": untold}) == words
+
+
+def test_nobody_is_told_to_train_a_model_behind_an_api(run: RunData) -> None:
+    """The words of the shop are for agents that are trained."""
+    declared = run.results["failures"]["wrong_final_action"]["words"]
+    assert "train longer" in declared["advice"]
+    found = failure_words(run, "wrong_final_action")
+    assert (found.name, found.advice) == (declared["name"], ADVICE["wrong_final_action"])
 
 
 def test_nothing_is_said_of_training(run: RunData) -> None:

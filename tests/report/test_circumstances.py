@@ -146,6 +146,19 @@ def test_a_search_is_not_taken_for_the_policy(build_run: Callable[..., Path]) ->
     assert result.metric_value == 0.5, "what the published model does by itself"
 
 
+@pytest.mark.parametrize("known", [0.0, None, 0.25])
+def test_tasks_whose_rewards_a_search_knew_are_not_called_held_out(
+    known: float | None, build_run: Callable[..., Path]
+) -> None:
+    run = load_run(build_run())
+    search = {"label": "beam of 2", "uses_reward": False, "known_move_share": known}
+    run = dataclasses.replace(run, results={**run.results, "search": search})
+    bound = "which knew rewards of these very tasks: it says nothing about new tasks."
+    assert ("held-out tasks" in headline(run)) == (not known)
+    assert any(bound in sentence for sentence in key_sentences(run)) == bool(known)
+    assert (bound in model_card(run)) == bool(known)
+
+
 def test_rollouts_far_below_greedy_play_are_said(build_run: Callable[..., Path]) -> None:
     """A policy with 92% had been trained on rollouts of which 20% succeeded, and got worse."""
     run = load_run(build_run())

@@ -40,6 +40,21 @@ def test_the_value_store_is_five_facts_in_words_and_the_rest_is_folded(
     assert html.count("share resting on one") == 1
 
 
+def test_samples_that_were_added_after_training_are_told_apart(
+    build_run: Callable[..., Path],
+) -> None:
+    returns = {"a": [1.0, 0.0], "b": [0.0, 0.0]}
+    successes = {"a": [True, False], "b": [False, False]}
+    run = run_with(build_run, coverage_report(returns, successes, beta=0.5))
+    shown = {}
+    for read in (2, 4):
+        record = {**run.record, "samples_of_references": {"0": read}}
+        shown[read] = coverage_facts(dataclasses.replace(run, record=record))[0][1]
+    of_all = "4 of 2 tasks, 2 each"
+    told = "; training has read 2 of them, and all numbers here are of all"
+    assert shown == {4: of_all, 2: of_all + told}
+
+
 def test_distillation_shows_what_stage_1_found_also_where_nothing_subtracts_v_star(
     build_run: Callable[..., Path],
 ) -> None:

@@ -251,6 +251,11 @@ def test_keys_that_are_set_here_are_no_further_keys(name: str, out: Path) -> Non
     assert not out.exists()
 
 
+def test_further_keys_are_text(out: Path) -> None:
+    with pytest.raises(ConfigError, match="extra_body: got the key 1, expected keys that are text"):
+        evaluate("http://127.0.0.1:9/v1", out, extra_body={1: 2})
+
+
 def test_further_keys_are_json(out: Path) -> None:
     with pytest.raises(ConfigError, match="extra_body: .*finite numbers"):
         evaluate("http://127.0.0.1:9/v1", out, extra_body={"top_p": float("nan")})

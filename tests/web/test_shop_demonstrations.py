@@ -15,11 +15,13 @@ from ragen_apo.environments.base import make_environment
 from ragen_apo.environments.human.recordings import read_recordings
 from ragen_apo.environments.shop import ShopEnvironment
 from ragen_apo.errors import RunDirectoryError
+from ragen_apo.evaluation.summary import episode_rows
 from ragen_apo.files import read_json_lines, write_json_lines_atomically
 from ragen_apo.report.episodes import Episode
 from ragen_apo.run_directory import RunDirectory
 from ragen_apo.web.shop.goals import AgentEpisodes, agent_episodes, config_of_run
 from ragen_apo.web.shop.visits import Shop, Visits
+from tests import factories
 from tests.command_line import Command, assert_refused
 from tests.forks import forked_command
 from tests.web.shopping import Visitor, shop_of
@@ -166,6 +168,14 @@ def test_all_goals_of_a_run_with_several_splits_are_there(
     assert agent.split == "test"
     everything = shop_of(environment, tmp_path, split="all", agent=agent)
     assert [*everything.goals] == [*shop_of_run.goals]
+
+
+def test_a_run_that_was_evaluated_on_all_splits_offers_all_its_goals() -> None:
+    tasks = [factories.task(split, split=split) for split in ("train", "test")]
+    assert AgentEpisodes(by_task={}).split == ""
+    rows = episode_rows([factories.episode(factories.turn(), task=t) for t in tasks], policy="x")
+    found = {row["task"]["task_id"]: [Episode.model_validate(row)] for row in rows}
+    assert AgentEpisodes(by_task=found).split == "all"
 
 
 def test_the_agents_episode_on_the_same_goal_stands_beside_it(

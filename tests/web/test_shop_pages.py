@@ -162,7 +162,9 @@ def test_line_breaks_in_a_search_make_no_second_action(visitor: Visitor) -> None
     assert visitor.actions == ["search shoe buy 1 click 2"]
 
 
-@pytest.mark.parametrize("number", ["0", "9999999", "-1", "x", "", "1.5", "٣"])
+@pytest.mark.parametrize(
+    "number", ["0", "9999999", "-1", "x", "", "1.5", "٣", "00000000011", "0" * 9 + "1" * 5000]
+)
 def test_a_goal_that_is_not_there_is_refused(number: str, visitor: Visitor) -> None:
     before = visitor.page_number
     visitor.send("/shop/goal", goal=number)

@@ -190,6 +190,7 @@ def evaluate_run(run: Run, **asked: Any) -> None:
 
 def _evaluate_model_of_api(api: ApiOptions, *, split: str | None, episodes: int | None) -> None:
     from ragen_apo.api import evaluate_api, read_config
+    from ragen_apo.report.api_model import cost_in_words
 
     if api == NO_API:
         raise ConfigError("give a run directory to evaluate, or --api-model and --base-url")
@@ -223,12 +224,7 @@ def _evaluate_model_of_api(api: ApiOptions, *, split: str | None, episodes: int 
     )
     print_evaluation(results, policy=f"{results['policy']} (API)", whose="model")
     usage = results["api"]
-    say(
-        f"{counted(usage['answers'], 'answer')}: "
-        f"{counted(usage['prompt_tokens'], 'prompt token')}, "
-        f"{counted(usage['completion_tokens'], 'completion token')}; "
-        f"{usage['format_errors']:,} without a readable action"
-    )
+    say(f"{cost_in_words(usage)}; {usage['format_errors']:,} without a readable action")
     say(f"evaluation: {out}")
 
 
@@ -314,7 +310,9 @@ def _print_search(search: Mapping[str, Any], *, without: float) -> None:
         f"tokens sampled for an episode: {search['avg_tokens']:.0f}, without search {without:.0f}"
     ]
     if search["known_move_share"] is not None:
-        lines.append(f"moves that the value store knew: {search['known_move_share']:.1%}")
+        known = f"moves that the value store knew: {search['known_move_share']:.1%}"
+        told = ", by rewards of these very tasks, so success says nothing about new ones"
+        lines.append(known + (told if search["known_move_share"] else ""))
     if search["max_tokens"] is not None:
         lines.append(
             f"episodes that had sampled {counted(search['max_tokens'], 'token')} and "

@@ -56,8 +56,6 @@ def play_comparison(
     Raises RunDirectoryError where a run in `out` was started with another configuration, and
     RagenApoError where one fails; the runs in progress are ended first.
     """
-    if parallel < 1:
-        raise ConfigError(f"parallel must be at least 1, got {parallel}")
     if RunDirectory(out).config.exists():
         raise RunDirectoryError(
             f"{out} is a run, and a comparison has a folder of its own; give another --out"

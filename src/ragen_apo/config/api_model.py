@@ -78,6 +78,8 @@ class ApiModelConfig(Section):
 
 def check_extra_body(extra_body: Mapping[str, Any]) -> None:
     """Raises ConfigError for keys of a request that are set already, and for what is not JSON."""
+    if strange := [name for name in extra_body if not isinstance(name, str)]:
+        raise ConfigError(f"extra_body: got the key {strange[0]!r}, expected keys that are text")
     if own := [name for name in extra_body if name in OWN_BODY]:
         name = own[0]
         raise ConfigError(

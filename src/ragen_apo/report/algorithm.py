@@ -181,7 +181,14 @@ def searched(run: RunData) -> str | None:
     sentence = f"The evaluated episodes were found by a search over turns ({search_label(run)})"
     if mapping(run.results.get("search")).get("uses_reward"):
         sentence += ", in which the reward chose: an upper bound, which no deployed agent reaches"
+    if knew_tasks(run):
+        sentence += ", which knew rewards of these very tasks: it says nothing about new tasks"
     return f"{sentence}."
+
+
+def knew_tasks(run: RunData) -> bool:
+    """Whether the search chose moves by what Stage 1 had earned in the evaluated tasks."""
+    return bool(finite(mapping(run.results.get("search")).get("known_move_share")))
 
 
 def circumstances(run: RunData) -> list[str]:

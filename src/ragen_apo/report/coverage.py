@@ -23,7 +23,7 @@ def coverage_facts(run: RunData) -> list[tuple[str, str]]:
     """
     report = _shown_report(run)
     facts = {
-        "Samples": _samples(report),
+        "Samples": _samples(report) + _not_read(run, report),
         "Solved in k samples": ", ".join(f"{name} {value}" for name, value in passes(report)),
         "Tasks": _tasks(report),
         "Return of the reference": _returns(report),
@@ -72,6 +72,15 @@ def _samples(report: Mapping[str, Any]) -> str:
     if len(sizes) > 1:
         each = f", {sizes[0]} to {sizes[-1]} each"
     return f"{compact(report['num_samples'])} of {counted(report.get('num_tasks'), 'task')}{each}"
+
+
+def _not_read(run: RunData, report: Mapping[str, Any]) -> str:
+    """How many of the samples training has read, if `estimate-values` has added some since."""
+    read = finite(mapping(run.record.get("samples_of_references")).get("0"))
+    sampled = finite(report.get("num_samples"))
+    if read is None or sampled is None or sampled <= read:
+        return ""
+    return f"; training has read {read:,.0f} of them, and all numbers here are of all"
 
 
 def in_order_of_k(pass_at_k: Mapping[str, Any]) -> list[tuple[str, Any]]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from statistics import fmean
 
-from ragen_apo.report.algorithm import algorithm_of, circumstances, search_label
+from ragen_apo.report.algorithm import algorithm_of, circumstances, knew_tasks, search_label
 from ragen_apo.report.api_model import api_model
 from ragen_apo.report.load import RunData, finite, mapping
 from ragen_apo.report.style import (
@@ -60,9 +60,12 @@ def evaluated(run: RunData) -> str:
 
 
 def evaluated_tasks(run: RunData, number: int | None = None) -> str:
-    """The evaluated tasks as a noun: `held-out tasks` for the split named test."""
+    """The evaluated tasks as a noun: `held-out tasks` for the split named test, unless a search has
+    known rewards of them.
+    """
     split, noun = str(run.results.get("split") or ""), "task" if number == 1 else "tasks"
-    return {"test": f"held-out {noun}", "": noun}.get(split, f"{noun} of split “{split}”")
+    names = {"": noun} if knew_tasks(run) else {"test": f"held-out {noun}", "": noun}
+    return names.get(split, f"{noun} of split “{split}”")
 
 
 def key_sentences(run: RunData) -> list[str]:

@@ -223,6 +223,7 @@ def failure_words(run: RunData, pattern: str) -> PatternWords:
     """Name, meaning and advice of a failure pattern.
 
     In the words that the environment declared, as the evaluation kept them; else in neutral ones.
+    Its advice is for training, so a model behind an API has advice of its own.
     """
     neutral = KNOWN_WORDS.get(pattern, UNKNOWN_WORDS)
     summary = mapping(mapping(run.results.get("failures")).get(pattern))
@@ -232,7 +233,7 @@ def failure_words(run: RunData, pattern: str) -> PatternWords:
     return PatternWords(
         name=one_line(name, 40),
         meaning=one_line(declared.get("meaning") or neutral.meaning),
-        advice=one_line(declared.get("advice") or api_advice or neutral.advice),
+        advice=one_line(api_advice or declared.get("advice") or neutral.advice),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
@@ -131,7 +132,8 @@ def _newest_sampled(session: Session) -> tuple[LanguageModel, list[Trajectory]]:
             if len({episode.task.task_id for episode in episodes}) >= NUM_FOLDS:
                 return reference, episodes
     is_own = session.config.values.store is None
-    remedy = f"sample some with `ragen-apo estimate-values {run.path}`" if is_own else "put it back"
+    command = f"ragen-apo estimate-values {shlex.quote(str(run.path))}"
+    remedy = f"sample some with `{command}`" if is_own else "put it back"
     raise ConfigError(
         f"evaluation.search: rank_by regression is fitted to episodes of at least {NUM_FOLDS} "
         f"tasks of Stage 1, and {store} has fewer of this run's references; {remedy}, or set "

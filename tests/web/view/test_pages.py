@@ -268,6 +268,21 @@ def test_two_runs_are_compared_on_their_common_tasks(tmp_path: Path) -> None:
     assert answer.status_code == 400
 
 
+def test_two_runs_that_did_not_play_the_same_say_so(tmp_path: Path) -> None:
+    """The ids of tasks may be the same in a larger catalogue or with more turns."""
+    for name, size in {"a": 12, "b": 12, "c": 50}.items():
+        config = f"environment: {{name: shop, num_products: {size}}}"
+        run = write_run(tmp_path / name, some_episodes(2), config=config)
+    file = run / "evaluation" / "results.json"
+    searched = json.loads(file.read_text()) | {"evaluation": {"search": {"width": 2}}}
+    file.write_text(json.dumps(searched))
+    pages = client(tmp_path)
+    assert "did not play the same" not in get(pages, "/compare", a="a", b="b")
+    page = get(pages, "/compare", a="a", b="c")
+    assert "They did not play the same: environment.num_products: A 12, B 50;" in page
+    assert "evaluation.search: A null, B {" in page
+
+
 def test_the_values_of_a_task_lead_to_its_samples(trained_runs: Path) -> None:
     pages = client(trained_runs)
     page = get(pages, "/values", run="first")

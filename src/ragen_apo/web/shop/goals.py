@@ -39,9 +39,9 @@ class AgentEpisodes:
 
     @property
     def split(self) -> str:
-        """The split of its tasks; empty if there are several or none."""
+        """The split of its tasks; all if there are several, empty if there are none."""
         splits = {task.split for task in self.tasks}
-        return splits.pop() if len(splits) == 1 else ""
+        return "all" if len(splits) > 1 else "".join(splits)
 
     def of(self, task: Task) -> Sequence[Episode]:
         return self.by_task.get(task.task_id, ())

@@ -8,6 +8,7 @@ POST /shop/leave  goes
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 
 from starlette.requests import Request
@@ -60,7 +61,7 @@ class _Pages:
         wanted, num_goals = form.get("goal"), len(self._visits.shop.goals)
         if wanted is None:
             visit.go_to(self._visits.next_goal())
-        elif wanted.isascii() and wanted.isdigit() and 1 <= int(wanted[:10]) <= num_goals:
+        elif re.fullmatch("[0-9]{1,10}", wanted) and 1 <= int(wanted) <= num_goals:
             visit.go_to(int(wanted) - 1)
         else:
             raise ConfigError(f"Goals have numbers from 1 to {num_goals:,}.")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
+from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ragen_apo.config.overrides import MAX_CHANGES, differences
+from ragen_apo.report.load import RunData, mapping
 from ragen_apo.web.pages import page_of
 from ragen_apo.web.view import query
 from ragen_apo.web.view.lists import PAGE_SIZE
@@ -30,6 +34,7 @@ def compare(site: Site, request: Request) -> Response:
         return page_of("view/compare_choose.html", names=names, a=a, b=b)
     page = query.page(request, PAGE_SIZE)
     wanted = query.choice(request, "outcome", ["any", *OUTCOMES.values()])
+    runs = site.data(a), site.data(b)
     (first, first_path), (second, second_path) = (site.index(each, "evaluation") for each in (a, b))
     pairs = _pairs(first, second)
     counts = Counter(outcome for *_, outcome in pairs)
@@ -40,7 +45,8 @@ def compare(site: Site, request: Request) -> Response:
         "view/compare.html",
         a=a,
         b=b,
-        labels=[algorithm_label(site.data(name)) for name in (a, b)],
+        labels=[algorithm_label(data) for data in runs],
+        different=_different(*runs),
         counts={"any": len(pairs)} | {each: counts[each] for each in OUTCOMES.values()},
         patterns=[site.pattern_names(name) for name in (a, b)],
         outcome=wanted,
@@ -54,6 +60,21 @@ def compare(site: Site, request: Request) -> Response:
         page=page.number,
         pages=page.links(len(chosen)),
     )
+
+
+def _different(first: RunData, second: RunData) -> list[str]:
+    """How their tasks or their play differ although the tasks have the same ids."""
+    changes = differences(_played(first), _played(second))
+    told = [f"{key}: A {json.dumps(a)}, B {json.dumps(b)}"[:200] for key, a, b in changes]
+    return told[:MAX_CHANGES]
+
+
+def _played(run: RunData) -> dict[str, Any]:
+    evaluation = mapping(run.results.get("evaluation"))
+    return {
+        "environment": run.option("environment"),
+        "evaluation": {key: evaluation.get(key) for key in ("temperature", "search")},
+    }
 
 
 def _pairs(first: EpisodeIndex, second: EpisodeIndex) -> list[tuple[int, int, str]]:
