@@ -33,10 +33,12 @@ class Fork:
             except SystemExit as end:
                 status = end.code or 0
             finally:
-                if sys.exc_info()[0]:
-                    traceback.print_exc()
-                sys.stdout.flush()
-                os._exit(status if isinstance(status, int) else 1)
+                try:
+                    if sys.exc_info()[0]:
+                        traceback.print_exc()
+                    sys.stdout.flush()
+                finally:  # also where nothing can be written; it would go on as another pytest
+                    os._exit(status if isinstance(status, int) else 1)
         self.returncode: int | None = None
 
     @property

@@ -38,11 +38,11 @@ def on_one_host(started: Path, tmp_path_factory: pytest.TempPathFactory) -> RunD
     return RunDirectory(path)
 
 
-def start(run: RunDirectory, host: Host | None = None) -> Torchrun:
+def start(run: RunDirectory, host: Host | None = None, *, output: Path | None = None) -> Torchrun:
     """`torchrun`, which goes on with a run: two processes here, or one of two on a host."""
     arguments = ("train", "--run-dir", run.path, "--resume", "--no-evaluate")
     if host is None:
-        return Torchrun(run.path.with_suffix(".out"), arguments)
+        return Torchrun(output or run.path.with_suffix(".out"), arguments)
     options = (
         *("--nnodes", 2, "--nproc-per-node", 1, "--node-rank", host.number),
         *("--master-addr", Host(0).address, "--master-port", PORT),
@@ -104,7 +104,7 @@ def test_a_full_disk_ends_all_ranks_with_one_message_and_the_run_goes_on(
     run = RunDirectory(Path(shutil.copytree(started, small_disk / "run")))
     filler = small_disk / "filler"
     filler.write_bytes(bytes(shutil.disk_usage(small_disk).free - 200 * 1024))
-    failed = start(run)
+    failed = start(run, output=small_disk.with_suffix(".out"))  # where there is room
     output = failed.ended()
     assert failed.returncode != 0
     assert output.count("error: the disk is full") == 1, output
