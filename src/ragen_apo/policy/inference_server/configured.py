@@ -17,9 +17,9 @@ from ragen_apo.policy.inference_server.vllm import ServerFacts, VllmServer
 from ragen_apo.policy.inference_server.wire import RequestError
 
 _KEPT = (
-    "What a run has saved is kept. Once the server is well, let a training go on with --resume, and "
-    "give any other command again. Without servers a run goes on by `ragen-apo train --run-dir RUN "
-    "--resume --rollouts.engine local`"
+    "What a run has saved is kept. Once the server is well, let a training go on with --resume, "
+    "and give any other command again. Without servers a run goes on by `ragen-apo train "
+    "--run-dir RUN --resume --rollouts.engine local`"
 )
 
 
