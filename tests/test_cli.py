@@ -124,6 +124,23 @@ def test_train_evaluates_and_reports_in_one_command_and_names_the_algorithm_that
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize(("distils", "made"), [("true", "distilled"), ("false", "untrained")])
+def test_the_policy_of_a_run_of_no_step_is_not_called_trained(
+    distils: str, made: str, command: Command, config: Path, tmp_path: Path
+) -> None:
+    quick = ["--warm_start.enabled", "false", "--training.max_steps", 0]
+    distilling = ["--distillation.enabled", distils]
+    result = command(
+        "train", "--config", config, "--run-dir", tmp_path / "new", *quick, *distilling
+    )
+    assert result.status == 0, result.message
+    assert f"policy ({made})" in result.out
+    assert f"95% interval of the {made} policy" in result.out
+    assert "(trained)" not in result.out
+
+
+@pytest.mark.slow
 def test_estimate_values_adds_samples_and_prints_the_coverage(command: Command, run: Path) -> None:
     result = command("estimate-values", run, "--samples", 3)
     assert result.status == 0, result.message

@@ -182,8 +182,10 @@ def evaluate_run(run: Run, **asked: Any) -> None:
     from ragen_apo import api
 
     results = api.evaluate(run, **asked)
-    method = f"{run.config.algorithm.traits.label} (trained)"
-    print_evaluation(results, policy=method, whose="trained policy")
+    made, policy = "trained", run.config.algorithm.traits.label
+    if run.config.training.max_steps == 0:
+        made, policy = "distilled" if run.config.distillation.enabled else "untrained", "policy"
+    print_evaluation(results, policy=f"{policy} ({made})", whose=f"{made} policy")
     if (search := results.get("search")) is not None:
         _print_search(search, without=results["baselines"]["without search"]["avg_tokens"])
 
