@@ -245,12 +245,12 @@ def _require_trust(
     """Refuses what a run may only do if the caller trusts whoever made it; `names_key`: the caller
     has said which key servers get.
     """
+    if trusted:
+        return
     how = (
         "a run may come from somebody else. Read it; if you trust it, give --trust-remote-code (in "
         "Python: trust_remote_code=True)"
     )
-    if trusted:
-        return
     named = code_named_by(config.environment.name, config.environment.options)
     if strange := [name for name in named if not is_provided(name)]:
         raise ConfigError(
