@@ -277,9 +277,9 @@ def test_two_runs_that_did_not_play_the_same_say_so(tmp_path: Path) -> None:
     searched = json.loads(file.read_text()) | {"evaluation": {"search": {"width": 2}}}
     file.write_text(json.dumps(searched))
     pages = client(tmp_path)
-    assert "did not play the same" not in get(pages, "/compare", a="a", b="b")
+    assert "configurations differ" not in get(pages, "/compare", a="a", b="b")
     page = get(pages, "/compare", a="a", b="c")
-    assert "They did not play the same: environment.num_products: A 12, B 50;" in page
+    assert "Their configurations differ in what was played: environment.num_products: A 12, B 50;" in page
     assert "evaluation.search: A null, B {" in page
 
 

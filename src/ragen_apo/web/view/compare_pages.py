@@ -63,7 +63,9 @@ def compare(site: Site, request: Request) -> Response:
 
 
 def _different(first: RunData, second: RunData) -> list[str]:
-    """How their tasks or their play differ although the tasks have the same ids."""
+    """How what they were told to play differs although the tasks have the same ids. An option that
+    one was told and the other has by default counts, too.
+    """
     changes = differences(_played(first), _played(second))
     told = [f"{key}: A {json.dumps(a)}, B {json.dumps(b)}"[:200] for key, a, b in changes]
     return told[:MAX_CHANGES]
