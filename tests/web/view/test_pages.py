@@ -279,7 +279,10 @@ def test_two_runs_that_did_not_play_the_same_say_so(tmp_path: Path) -> None:
     pages = client(tmp_path)
     assert "configurations differ" not in get(pages, "/compare", a="a", b="b")
     page = get(pages, "/compare", a="a", b="c")
-    assert "Their configurations differ in what was played: environment.num_products: A 12, B 50;" in page
+    assert (
+        "Their configurations differ in what was played: environment.num_products: A 12, B 50;"
+        in page
+    )
     assert "evaluation.search: A null, B {" in page
 
 
