@@ -29,7 +29,7 @@ from ragen_apo.choices import RunEnd
 from ragen_apo.config import RunConfig, load_run_config, resolved_yaml
 from ragen_apo.config.load import config_of, read_values
 from ragen_apo.config.overrides import changes_in_words, differences, merge
-from ragen_apo.config.references import code_named_by, is_reference, with_absolute_paths
+from ragen_apo.config.references import code_named_by, is_reference, sends_key, with_absolute_paths
 from ragen_apo.config.search import SearchConfig
 from ragen_apo.config.section import LARGEST
 from ragen_apo.distributed.torchrun import this_worker
@@ -226,12 +226,12 @@ def open_run(
     return Run(files, _trusting(config, trust_remote_code))
 
 
-def _provide(files: RunDirectory, config: RunConfig, environment: Environment | None) -> None:
+def _provide(files: RunDirectory, config: RunConfig, environment: Factory | None) -> None:
     """Makes a caller's function or class the environment of a run that names one."""
     if environment is None:
         return
     section = config.environment
-    if isinstance(environment, str | Mapping) or not is_reference(section.name):
+    if not is_reference(section.name):
         raise ConfigError(
             f"environment: {files.path} plays {section.name!r} and no function or class that "
             "somebody gave; leave environment out"
@@ -258,7 +258,7 @@ def _require_trust(
             f"{how}"
         )
     rollouts = config.rollouts
-    if rollouts.engine == "vllm" and rollouts.api_key_env is not None and not names_key:
+    if sends_key(rollouts.model_dump()) and not names_key:
         raise ConfigError(
             f"rollouts.api_key_env: the run {files.path} sends the value of "
             f"{rollouts.api_key_env} to {', '.join(rollouts.base_url)}, and {how}"

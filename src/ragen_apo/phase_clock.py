@@ -9,6 +9,9 @@ from collections.abc import Iterator
 from ragen_apo.distributed.ranks import Ranks
 from ragen_apo.run_directory import RunDirectory
 
+SECONDS_NOTED_EVERY = 10.0
+"""What of its time a phase may lose in a kill, if it notes more than checkpoints."""
+
 
 class PhaseClock:
     """Notes how long phases take, which the first rank writes.

@@ -18,12 +18,16 @@ def run_with(build_run: Callable[..., Path], report: dict[str, Any]) -> RunData:
     return dataclasses.replace(run, value_report=report)
 
 
+def run_of_four_samples(build_run: Callable[..., Path]) -> RunData:
+    returns = {"a": [1.0, 0.0], "b": [0.0, 0.0]}
+    successes = {"a": [True, False], "b": [False, False]}
+    return run_with(build_run, coverage_report(returns, successes, beta=0.5))
+
+
 def test_the_value_store_is_five_facts_in_words_and_the_rest_is_folded(
     build_run: Callable[..., Path],
 ) -> None:
-    returns = {"a": [1.0, 0.0], "b": [0.0, 0.0]}
-    successes = {"a": [True, False], "b": [False, False]}
-    run = run_with(build_run, coverage_report(returns, successes, beta=0.5))
+    run = run_of_four_samples(build_run)
     assert coverage_facts(run) == [
         ("Samples", "4 of 2 tasks, 2 each"),
         # the means of 1/2 and 0, of 1 and 0
@@ -43,9 +47,7 @@ def test_the_value_store_is_five_facts_in_words_and_the_rest_is_folded(
 def test_samples_that_were_added_after_training_are_told_apart(
     build_run: Callable[..., Path],
 ) -> None:
-    returns = {"a": [1.0, 0.0], "b": [0.0, 0.0]}
-    successes = {"a": [True, False], "b": [False, False]}
-    run = run_with(build_run, coverage_report(returns, successes, beta=0.5))
+    run = run_of_four_samples(build_run)
     shown = {}
     for read in (2, 4):
         record = {**run.record, "samples_of_references": {"0": read}}

@@ -182,10 +182,11 @@ def evaluate_run(run: Run, **asked: Any) -> None:
     from ragen_apo import api
 
     results = api.evaluate(run, **asked)
-    made, policy = "trained", run.config.algorithm.traits.label
+    policy, whose = f"{run.config.algorithm.traits.label} (trained)", "trained policy"
     if run.config.training.max_steps == 0:
-        made, policy = "distilled" if run.config.distillation.enabled else "untrained", "policy"
-    print_evaluation(results, policy=f"{policy} ({made})", whose=f"{made} policy")
+        made = "distilled" if run.config.distillation.enabled else "not trained"
+        policy, whose = f"policy ({made})", "policy"
+    print_evaluation(results, policy=policy, whose=whose)
     if (search := results.get("search")) is not None:
         _print_search(search, without=results["baselines"]["without search"]["avg_tokens"])
 

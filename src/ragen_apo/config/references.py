@@ -66,9 +66,13 @@ def asks_for_trust(sections: Mapping[str, Any]) -> bool:
         section if isinstance(section := sections.get(name), Mapping) else {}
         for name in ("environment", "policy", "rollouts")
     )
-    sends_key = rollouts.get("engine") == "vllm" and rollouts.get("api_key_env") is not None
     names_code = bool(code_named_by(str(environment.get(NAME)), environment))
-    return names_code or policy.get("trust_remote_code") is True or sends_key
+    return names_code or policy.get("trust_remote_code") is True or sends_key(rollouts)
+
+
+def sends_key(rollouts: Mapping[str, Any]) -> bool:
+    """Whether servers get a key, by the section `rollouts`."""
+    return rollouts.get("engine") == "vllm" and rollouts.get("api_key_env") is not None
 
 
 def environment_of_part(label: Any, name: Any) -> Any:

@@ -10,7 +10,6 @@ setting needs another folder.
 from __future__ import annotations
 
 import platform
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,12 +24,14 @@ from ragen_apo.config.api_model import ApiModelConfig
 from ragen_apo.config.overrides import changes_in_words, differences, merge
 from ragen_apo.config.rollouts import RolloutsConfig
 from ragen_apo.config.yaml_text import dump_yaml, parse_yaml, read_yaml
+from ragen_apo.distributed.ranks import Ranks
 from ragen_apo.environments.base import tasks_of
 from ragen_apo.environments.tools import schemas_of
 from ragen_apo.errors import ApiError, RunDirectoryError
 from ragen_apo.evaluation.evaluate import EvaluationPlan, play_baselines
 from ragen_apo.evaluation.summary import episode_rows, results_document
 from ragen_apo.files import check_writable, partial_files, write_text_atomically
+from ragen_apo.phase_clock import SECONDS_NOTED_EVERY, PhaseClock
 from ragen_apo.plural import counted
 from ragen_apo.policy.chat_api.address import Address
 from ragen_apo.policy.chat_api.answer import Answer
@@ -40,8 +41,6 @@ from ragen_apo.progress import Progress
 from ragen_apo.run_directory import RunDirectory
 from ragen_apo.seeding import generator
 from ragen_apo.types import TurnFlag
-
-SECONDS_NOTED_EVERY = 10.0
 
 
 @dataclass(frozen=True)
@@ -118,21 +117,15 @@ def evaluate_api_model(
         )
         progress.start("evaluation", len(requests))
         finished: list[ChatEpisode] = []
-        noted = time.perf_counter()
-
-        def note_seconds(*, every: float = 0.0) -> None:
-            nonlocal noted
-            if (spent := time.perf_counter() - noted) >= every:
-                run.add_seconds("evaluation", spent)
-                noted += spent
+        clock = PhaseClock(run, Ranks())
 
         def note(episode: ChatEpisode) -> None:
             finished.append(episode)
             solved = sum(each.trajectory.success for each in finished)
             progress.update(len(finished), f"{solved} solved")
-            note_seconds(every=SECONDS_NOTED_EVERY)
+            clock.note(every=SECONDS_NOTED_EVERY)
 
-        try:
+        with clock.timed("evaluation"):
             episodes = play_chat_episodes(
                 KeptAnswers(client, ledger, config, schemas_of(environments.tools)),
                 environments,
@@ -147,8 +140,6 @@ def evaluate_api_model(
                 policy_version=config.api.model,
                 on_finished=note,
             )
-        finally:
-            note_seconds()
         _require_a_turn(episodes, config)
         results = _results(config, episodes, environments)
         _write(run, config, episodes, results, data=environments.properties.data)

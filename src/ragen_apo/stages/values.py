@@ -13,6 +13,7 @@ from ragen_apo.config.values import ValuesConfig
 from ragen_apo.environments.base import tasks_of
 from ragen_apo.errors import ConfigError, RunDirectoryError
 from ragen_apo.files import write_json_atomically
+from ragen_apo.phase_clock import SECONDS_NOTED_EVERY
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.progress import Progress
 from ragen_apo.run_directory import RunDirectory
@@ -29,9 +30,6 @@ from ragen_apo.values.coverage import Faults, coverage_report, coverage_sentence
 from ragen_apo.values.estimator import SampleSchedule
 from ragen_apo.values.state_values import state_coverage
 from ragen_apo.values.store import ValueStore
-
-SECONDS_NOTED_EVERY = 10.0
-"""What of its time Stage 1 may lose in a kill; its samples are all kept."""
 
 
 def sample_schedule(settings: ValuesConfig, *, num_samples: int | None = None) -> SampleSchedule:

@@ -262,19 +262,17 @@ class ChatClient:
 
 def _unusable_variables(error: Exception) -> ConfigError:
     """What to correct where the HTTP library cannot use what the environment tells it."""
-    certificates = ("SSL_CERT_FILE", "SSL_CERT_DIR")
-    proxies = ("ALL_PROXY", "HTTPS_PROXY", "HTTP_PROXY")
-    names = certificates if isinstance(error, OSError) else proxies
+    names = ("ALL_PROXY", "HTTPS_PROXY", "HTTP_PROXY")
+    why = "expected a proxy such as http://host:3128; NO_PROXY names hosts that need none"
+    if isinstance(error, ImportError):
+        why = "SOCKS proxies need `pip install socksio`; NO_PROXY names hosts that need none"
+    elif isinstance(error, OSError):
+        names = ("SSL_CERT_FILE", "SSL_CERT_DIR")
+        why = "it has to name certificates that are there"
     there = [name for name in (*names, *map(str.lower, names)) if name in os.environ]
-    told = f"the environment variable {' or '.join(there or names)} cannot be used"
-    if isinstance(error, OSError):
-        return ConfigError(
-            f"{told}: it has to name certificates that are there; correct or unset it"
-        )
-    needs = "SOCKS proxies need `pip install socksio`"
-    why = needs if isinstance(error, ImportError) else "expected a proxy such as http://host:3128"
     return ConfigError(
-        f"{told}: {why}. Correct or unset it, or set NO_PROXY to the host of --base-url"
+        f"the environment variable {' or '.join(there or names)} cannot be used: {why}. Correct or "
+        "unset it"
     )
 
 

@@ -115,7 +115,7 @@ class VllmServer:
     """A server at an address; every method is one request and raises RequestError."""
 
     def __init__(self, base_url: str, *, timeout_seconds: float, key: str | None = None) -> None:
-        self.base_url = base_url.rstrip("/")
+        self.base_url = base_url
         self.timeout_seconds, self._key = timeout_seconds, key
         # Proxies of the surroundings are not used.
         self._http = http_client(
