@@ -146,7 +146,8 @@ def explanation(measurements: Sequence[Measurement], *, settings: ComparisonConf
         "The 95% interval is that of one run, for the number of tasks that it was evaluated on: its"
         " bounds are means over the seeds. Updates are those of the distillations and of Stage 2."
         " KL and entropy are those of the last step, the KL to the newest reference of the run: a"
-        " run that made new ones shows less.",
+        " run that made new ones shows less, and a few tokens that the reference finds far likelier"
+        " make it large. Peak memory is that of the seed that needed most.",
         *whole,
     ]
 

@@ -258,8 +258,9 @@ def kl_penalty(log_ratio_B: Tensor) -> Tensor:
 def sequence_kl(logprobs_BT: Tensor, *, reference_logprobs_BT: Tensor, mask_BT: Tensor) -> Tensor:
     """Estimate of KL(pi || pi_ref) [B], for monitoring: sum over tokens of exp(-d) - 1 + d.
 
-    d = log pi - log pi_ref of one token. Unbiased for samples of pi, never negative, and far less
-    noisy than Delta. Carries no gradient.
+    d = log pi - log pi_ref of one token. Unbiased for samples of pi, never negative, and less noisy
+    than Delta near the reference. Far from it one token with d near -10 adds exp(10). Carries no
+    gradient.
     """
     with torch.no_grad():
         token_BT = token_log_ratio(logprobs_BT, reference_logprobs_BT, mask_BT)

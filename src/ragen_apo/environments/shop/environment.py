@@ -73,8 +73,9 @@ class ShopOptions(Section):
 FAILURE_WORDS = FailureWords(
     loop=PatternWords(
         name="search loop",
-        advice="Check that searching again cannot pay: `environment.reward: fixed` limits rewarded "
-        "searches. Add demonstrations that recover from a fruitless search.",
+        advice="If it searches again and again, check that this cannot pay: `environment.reward: "
+        "fixed` limits rewarded searches. Add demonstrations that recover from a fruitless search. "
+        "If it looks at products again and again, add some that buy after a look.",
     ),
     wrong_final_action=PatternWords(
         name="wrong purchase",
