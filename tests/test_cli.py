@@ -17,15 +17,19 @@ from typing import Any, NoReturn
 
 import pytest
 
-from ragen_apo import cli
+from ragen_apo import api, cli
+from ragen_apo.cli.evaluation import evaluate_run
 from ragen_apo.config import load_config
 from ragen_apo.config.overrides import parse_options
 from ragen_apo.environments.base import make_environment
 from ragen_apo.environments.contract import PROMISES
 from ragen_apo.environments.frozen_lake import FrozenLakeWorld
-from ragen_apo.files import read_json_lines
+from ragen_apo.evaluation.summary import results_document
+from ragen_apo.files import append_json_line, read_json_lines
+from ragen_apo.run_directory import RunDirectory
 from ragen_apo.training.trainer import Trainer
 from ragen_apo.warm_start import phases, supervised
+from tests import factories
 from tests.command_line import Command, Result, assert_refused, snapshot
 from tests.forks import forked_command
 from tests.sweeps import quick_first
@@ -125,20 +129,35 @@ def test_train_evaluates_and_reports_in_one_command_and_names_the_algorithm_that
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
-@pytest.mark.parametrize(("distils", "made"), [("true", "distilled"), ("false", "not trained")])
+@pytest.mark.parametrize("distils", ["true", "false"])
 def test_the_policy_of_a_run_of_no_step_is_not_called_trained(
-    distils: str, made: str, command: Command, config: Path, tmp_path: Path
+    distils: str, command: Command, config: Path, tmp_path: Path
 ) -> None:
+    """Nor distilled, as this one has no success to imitate."""
     quick = ["--warm_start.enabled", "false", "--training.max_steps", 0]
     distilling = ["--distillation.enabled", distils]
     result = command(
         "train", "--config", config, "--run-dir", tmp_path / "new", *quick, *distilling
     )
     assert result.status == 0, result.message
-    assert f"policy ({made})" in result.out
+    assert "policy (not trained)" in result.out
     assert "95% interval of the policy" in result.out
-    assert f"policy ({made})" in (tmp_path / "new" / "report" / "summary.csv").read_text()
+    assert "policy (not trained)" in (tmp_path / "new" / "report" / "summary.csv").read_text()
     assert "(trained)" not in result.out
+
+
+def test_the_policy_of_a_run_that_only_distils_is_called_distilled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = api.Run(RunDirectory(tmp_path), factories.config("--training.max_steps=0"))
+    append_json_line(run.files.distillation, {"step": 1, "reference_version": 0, "seconds": 1.0})
+    played = [factories.episode(factories.turn(1.0), success=True)]
+    results = results_document(played, policy="policy", split="test", baselines={})
+    monkeypatch.setattr(api, "evaluate", lambda run: results)
+    evaluate_run(run)
+    said = capsys.readouterr().out
+    assert "policy (distilled)" in said
+    assert "95% interval of the policy" in said
 
 
 @pytest.mark.slow

@@ -22,6 +22,7 @@ from ragen_apo.cli.common import (
     say,
 )
 from ragen_apo.errors import ConfigError
+from ragen_apo.files import read_json_lines
 from ragen_apo.plural import counted
 
 if TYPE_CHECKING:
@@ -184,7 +185,8 @@ def evaluate_run(run: Run, **asked: Any) -> None:
     results = api.evaluate(run, **asked)
     policy, whose = f"{run.config.algorithm.traits.label} (trained)", "trained policy"
     if run.config.training.max_steps == 0:
-        made = "distilled" if run.config.distillation.enabled else "not trained"
+        # Without a success to imitate nothing was distilled.
+        made = "distilled" if read_json_lines(run.files.distillation) else "not trained"
         policy, whose = f"policy ({made})", "policy"
     print_evaluation(results, policy=policy, whose=whose)
     if (search := results.get("search")) is not None:
