@@ -8,7 +8,7 @@ import pytest
 
 from ragen_apo.plural import counted
 from ragen_apo.values.coverage import Faults, coverage_report, coverage_sentence, pass_at_k
-from ragen_apo.values.estimator import soft_value
+from ragen_apo.values.estimator import SampleSchedule, soft_value
 from ragen_apo.values.state_values import state_coverage
 from tests.factories import episode, turn
 
@@ -31,6 +31,24 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_success(num_successes, num_sam
 def test_pass_at_k_of_fewer_than_k_samples_is_rejected():
     with pytest.raises(ValueError, match="pass@4 needs 4 samples"):
         pass_at_k(num_successes=1, num_samples=3, k=4)
+
+
+def test_pass_at_k_of_adaptive_samples_is_right_for_every_k_that_all_tasks_have():
+    """All histories of a task that is solved in a fifth of its samples, by their probability."""
+    schedule, chance = SampleSchedule(first=2, cap=8), 0.2
+    expected = dict.fromkeys(("1", "2"), 0.0)
+    others = [[True, True], [False, False]]  # so that all tasks have two samples
+    for history in itertools.product([True, False], repeat=8):
+        probability = math.prod(chance if each else 1 - chance for each in history)
+        for total in schedule.rounds():
+            samples = list(history[:total])
+            if not schedule.goes_on(num_successes=sum(samples), num_samples=total):
+                break
+        passes = report(samples, *others)["pass_at_k"]
+        for k in expected:
+            expected[k] += probability * passes[k]
+    assert expected["1"] == pytest.approx((0.2 + 1) / 3)
+    assert expected["2"] == pytest.approx((1 - 0.8**2 + 1) / 3)
 
 
 def test_the_report_of_three_tasks_computed_by_hand():

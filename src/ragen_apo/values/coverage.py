@@ -9,15 +9,16 @@ c successes in n >= k samples (Chen et al., arXiv 2107.03374):
 
     pass@k = 1 - C(n - c, k) / C(n, k)
 
-Without bias, that is, where n does not depend on the samples. Adaptive sampling stops early where
-tasks are solved, so pass@k is too high then, as the share of successes is.
+Without bias, that is, where n does not depend on the samples. Adaptive sampling stops where a task
+is solved. So for k up to the number of samples that all tasks have, that many first samples of each
+count. For larger k a task with fewer samples counts with its pass@n.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,11 +89,7 @@ def coverage_report(
         "tasks_by_num_samples": {
             str(n): tasks for n, tasks in sorted(Counter(n for _, n in counts).items())
         },
-        "pass_at_k": {
-            str(k): sum(pass_at_k(num_successes=c, num_samples=n, k=min(k, n)) for c, n in counts)
-            / num_tasks
-            for k in ks
-        },
+        "pass_at_k": {str(k): _mean_pass_at(k, successes_by_task.values()) for k in ks},
         "tasks_below_k": {str(k): sum(n < k for _, n in counts) for k in ks},
         "share_never_solved": sum(c == 0 for c, _ in counts) / num_tasks,
         "share_always_solved": sum(c == n for c, n in counts) / num_tasks,
@@ -112,6 +109,17 @@ def coverage_report(
         if few_are_solved(successes_by_task)
         else None,
     }
+
+
+def _mean_pass_at(k: int, successes: Collection[Sequence[bool]]) -> float:
+    """pass@k, mean over tasks; of fewer than k samples pass@n."""
+    fewest = min(map(len, successes))
+    end = fewest if k <= fewest else None  # how many came later depends on the successes
+    first = [each[:end] for each in successes]
+    return sum(
+        pass_at_k(num_successes=sum(each), num_samples=len(each), k=min(k, len(each)))
+        for each in first
+    ) / len(first)
 
 
 def _available_ks(num_samples: Sequence[int]) -> list[int]:
