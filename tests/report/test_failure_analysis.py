@@ -17,7 +17,7 @@ from ragen_apo.report.page import page
 def test_a_warehouse_has_no_wrong_purchase_in_its_report(build_run: Callable[..., Path]) -> None:
     run = load_run(build_run(failure_words=FailureWords()))
     documents = [failure_analysis(run), page(run, curves=[]), *key_sentences(run)]
-    for words in ("wrong purchase", "Wrong purchase", "search loop", "num_products"):
+    for words in ("wrong purchase", "Wrong purchase", "rewarded searches", "num_products"):
         assert not [document for document in documents if words in document]
     assert "## Wrong final action: 4 episodes" in documents[0]
 
@@ -62,7 +62,7 @@ def test_the_table_lists_all_patterns_and_only_those_that_occurred_have_a_sectio
     assert "| wrong purchase | 4 | 4.0% |" in text
     assert "| timeout | 0 | 0.0% |" in text
     assert "## Wrong purchase: 4 episodes" in text
-    assert "## Search loop: 2 episodes" in text
+    assert "## Loop: 2 episodes" in text
     assert "## Timeout" not in text
 
 

@@ -72,7 +72,6 @@ class ShopOptions(Section):
 
 FAILURE_WORDS = FailureWords(
     loop=PatternWords(
-        name="search loop",
         advice="If it searches again and again, check that this cannot pay: `environment.reward: "
         "fixed` limits rewarded searches. Add demonstrations that recover from a fruitless search. "
         "If it looks at products again and again, add some that buy after a look.",

@@ -68,7 +68,6 @@ REWARD_VERSION = 2
 
 FAILURE_WORDS = FailureWords(
     loop=PatternWords(
-        name="search loop",
         advice="Add demonstrations that recover from a fruitless search or click.",
     ),
     wrong_final_action=PatternWords(
