@@ -193,6 +193,20 @@ def test_the_fingerprint_changes_with_whatever_decides_the_text(
     assert model.fingerprint() != tiny_model.fingerprint()
 
 
+def test_a_constant_model_is_hashed_once(
+    tiny_model: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = copy.deepcopy(tiny_model)
+    before = model.fingerprint()
+    model.is_constant = True
+    hashed = list[object]()
+    monkeypatch.setattr(language_model, "update_digest", lambda *given: hashed.append(given))
+    assert [model.fingerprint(), model.fingerprint()] == [before, before]
+    assert not hashed
+    assert model.copy_with({}).fingerprint() != before, "what is put into it may change"
+    assert len(hashed) == 1
+
+
 def test_the_fingerprint_stays_when_texts_are_tokenised(tiny_model: LanguageModel) -> None:
     """A call with padding or a longest length leaves both in the tokenizer."""
     before = tiny_model.fingerprint()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+import ragen_apo
 from ragen_apo.config import RunConfig, load_config
 from ragen_apo.errors import ConfigError
 from ragen_apo.policy.language_model import load_language_model
@@ -18,7 +20,7 @@ from ragen_apo.stages.disk import DiskPlan, free_disk, plan_disk
 from ragen_apo.stages.memory import saved_sizes
 from ragen_apo.training.checkpoint import list_checkpoints
 from tests import factories
-from tests.factories import AlgorithmRuns
+from tests.factories import AlgorithmRuns, threads_restored
 
 HEADERS = 64 * 1024
 """More than the names and shapes of a small model's tensors take in a file, in bytes."""
@@ -88,7 +90,21 @@ def test_a_whole_run_has_as_many_models_as_planned(finished_run: Path, tmp_path:
     assert planned.num_checkpoints == most, "the new one is written before the oldest goes"
     only_reference = plan(config, run.policy, tmp_path, only_reference=True)
     assert only_reference.num_models == 2, "initial/ and references/0/"
-    assert only_reference.num_checkpoints < most
+
+
+@pytest.mark.slow
+def test_a_warm_start_has_as_many_checkpoints_as_planned(tmp_path: Path) -> None:
+    config = factories.config("--training.keep_checkpoints=9")
+    with threads_restored():
+        started = ragen_apo.train(config, tmp_path / "run", until="reference", progress=False)
+    run = started.files
+    made = list_checkpoints(run.checkpoints)
+    assert [each.name for each in made][:2] == ["1-copy-000010", "1-copy-000012"]
+    planned = functools.partial(plan, model=run.reference(0), folder=tmp_path)
+    assert planned(config, only_reference=True).num_checkpoints == len(made) == 6
+    assert planned(config).num_checkpoints == 6 + 3, "one every second step of six"
+    distilled = factories.changed(config, "--distillation.enabled=true")
+    assert planned(distilled).num_checkpoints == 9 + 1, "as many as may be kept, and a new one"
 
 
 @pytest.mark.slow

@@ -201,8 +201,8 @@ def test_every_sampled_token_has_the_weight_of_its_turn() -> None:
         turn(prompt_token_ids=(3,), response_token_ids=(6,)),
         turn(prompt_token_ids=(1, 9), response_token_ids=(7, 8), restarts_context=True),
     )
-    found = sample_weights(WeightedEpisode(trajectory, (0.5, 2.0, 3.0)))
     samples = training_samples(trajectory)
+    found = sample_weights(WeightedEpisode(trajectory, (0.5, 2.0, 3.0)), samples)
     assert [sample.token_ids for sample in samples] == [(1, 2, 4, 5, 3, 6), (1, 9, 7, 8)]
     assert found == [[0, 0, 0.5, 0.5, 0, 2.0], [0, 0, 3.0, 3.0]]
 
@@ -301,6 +301,20 @@ def test_a_weight_of_two_is_two_copies(session: Session) -> None:
     torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-6)
     assert results[0].loss == pytest.approx(results[1].loss, rel=1e-6)
     assert results[0].log_ratio == pytest.approx(1.5 - results[0].loss, rel=1e-5)
+
+
+def test_a_context_in_which_nothing_is_imitated_is_not_read(session: Session) -> None:
+    """With windows, and credit by turn."""
+    turns = [
+        turn(prompt_token_ids=(1, number), response_token_ids=(10,), restarts_context=number > 30)
+        for number in (30, 31, 32)
+    ]
+    episodes = [WeightedEpisode(episode(*turns), (0.0, 2.0, 0.0))]
+    given = factories.with_keys(session, "--distillation.batch_size=1")
+    (batch,) = distillation_phase(given, Table(40), episodes, version=0).batch(0)
+    assert [row[:3] for row in batch.token_ids_BT.tolist()] == [[1, 31, 10]]
+    assert batch.weights_BT is not None
+    assert batch.weights_BT[:, :3].tolist() == [[0, 0, 2.0]]
 
 
 class Table:

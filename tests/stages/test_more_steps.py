@@ -9,7 +9,7 @@ import pytest
 
 import ragen_apo
 from ragen_apo.config import load_config, resolved_yaml
-from ragen_apo.errors import ConfigError, RunDirectoryError, ServerError
+from ragen_apo.errors import CheckpointError, ConfigError, RunDirectoryError, ServerError
 from ragen_apo.files import read_json_lines
 from ragen_apo.phase_clock import PhaseClock
 from ragen_apo.report.algorithm import circumstances
@@ -55,6 +55,7 @@ def test_a_run_of_three_steps_that_goes_on_to_six_ends_like_one_of_six(
     three = command("train", "--config", config, "--run-dir", path, "--training.max_steps", 3)
     assert three.status == 0
     assert not (path / "references" / "1").exists()
+    evaluated = RunDirectory(path).read_status()["phases"]["evaluation"]["seconds"]
     before = {name: snapshot(path / name) for name in ("policy", "evaluation", "report")}
 
     result = command("train", "--run-dir", path, "--resume", "--training.max_steps", 6)
@@ -67,6 +68,8 @@ def test_a_run_of_three_steps_that_goes_on_to_six_ends_like_one_of_six(
     assert {name: snapshot(earlier / name) for name in before} == before
     assert_same_run(path, finished_run)
     assert load_config(path / "config.yaml").training.max_steps == 6
+    phases = RunDirectory(path).read_status()["phases"]
+    assert phases["evaluation"]["seconds"] > evaluated > 0, "of both evaluations"
     assert "The run had ended after step 3 and was given more steps." in circumstances(
         load_run(path)
     )
@@ -279,12 +282,28 @@ def test_a_regression_counts_as_stage_one_once(
     assert calls.count("stage 1") == 1
 
 
-def test_without_its_last_checkpoint_a_run_is_not_trained_again(run: Path) -> None:
-    shutil.rmtree(list_checkpoints(run / "checkpoints")[-1])
+@pytest.mark.slow
+def test_without_its_last_checkpoint_a_run_goes_on_from_the_one_before(
+    of_three_steps: Path, finished_run: Path, tmp_path: Path
+) -> None:
+    """As the message for a damaged checkpoint advises."""
+    path = Path(shutil.copytree(of_three_steps, tmp_path / "run"))
+    last = list_checkpoints(path / "checkpoints")[-1]
+    assert last.name == "4-training-000003"
+    (last / "optimizer.safetensors").write_bytes(b"damaged")
+    with pytest.raises(CheckpointError, match=r"Remove the folder .* \(4-training-000002\)"):
+        go_on(path, 6)
+    shutil.rmtree(last)
+    run, whole = go_on(path, 6), RunDirectory(finished_run)
+    assert rows(run.metrics) == rows(whole.metrics)
+    assert_same_tensors(run.policy, whole.policy)
+
+
+def test_without_a_checkpoint_a_run_is_not_trained_again(run: Path) -> None:
+    for checkpoint in list_checkpoints(run / "checkpoints"):
+        shutil.rmtree(checkpoint)
     before = snapshot(run)
-    with pytest.raises(
-        RunDirectoryError, match=r"has made 6 steps, but .* no checkpoint of step 6"
-    ):
+    with pytest.raises(RunDirectoryError, match=r"has made 6 steps, but .* no checkpoint of them"):
         go_on(run, 8)
     assert snapshot(run) == before
     go_on(run, 6)

@@ -16,6 +16,7 @@ from ragen_apo.progress import SilentProgress
 from ragen_apo.run_directory import RunDirectory, create_run
 from ragen_apo.session import Session, open_session
 from ragen_apo.stages import origin, pipeline
+from ragen_apo.stages.values import estimate_run_values
 from tests import factories
 
 
@@ -77,6 +78,8 @@ def test_a_run_whose_file_of_questions_was_edited_does_not_go_on_training(tmp_pa
         write(edited)
         with pytest.raises(RunDirectoryError, match="training tasks .* are not those that it was"):
             pipeline.train(config, run, progress=SilentProgress())
+        with pytest.raises(RunDirectoryError, match="training tasks .* are not those that it was"):
+            estimate_run_values(config, run, version=0, split="train", progress=SilentProgress())
         # What was trained can still be evaluated.
         origin.require_same_origin(open_session(config, run, SilentProgress()))
     write(rows)

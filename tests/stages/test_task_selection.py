@@ -228,6 +228,7 @@ def test_a_selection_that_leaves_no_task_says_what_to_do(session: Session) -> No
     model = reference(part)
     with pytest.raises(TrainingError, match=rf"on 0 of {len(same)} tasks; left out: .*adaptive"):
         selected_tasks(part, model, same)
+    assert not selected_tasks(part, model, same, version=1), "which ends Stage 2, with a policy"
     kept = with_keys(
         session,
         *TWO_SAMPLES,
@@ -332,7 +333,7 @@ def test_a_new_reference_that_solves_every_task_ends_the_run_and_a_resumed_one(
     for _ in range(2):
         said = Sayings()
         run = factories.run(config, tmp_path / "run", progress=said)
-        assert "stopped after step 3 of 6: the new reference solved" in "\n".join(said.lines)
+        assert "stopped after step 3 of 6: under the new reference no task" in "\n".join(said.lines)
         stopped = run.read_status()["early_stop"]
         assert (stopped["rule"], stopped["step"]) == ("rollout_filter", 3)
         assert len(read_json_lines(run.metrics)) == 3

@@ -100,5 +100,10 @@ def test_a_question_that_does_not_fit_is_refused_before_anything_is_computed(
         factories.run(config, tmp_path / "run")
     assert not RunDirectory(tmp_path / "run").reference(0).exists()
     if split == "test":  # the last of ten test questions
-        fewer = factories.changed(config, "--evaluation.num_episodes=9", "--training.max_steps=1")
+        keys = ("--evaluation.num_episodes=9", "--training.eval_episodes=10")
+        often = factories.changed(config, *keys)
+        with pytest.raises(ContextError, match=r"opens with \d+ tokens"):
+            factories.run(often, tmp_path / "often")
+        assert not RunDirectory(tmp_path / "often").reference(0).exists()
+        fewer = factories.changed(often, "--training.eval_every=null", "--training.max_steps=1")
         assert factories.run(fewer, tmp_path / "fewer").policy.exists()

@@ -83,8 +83,12 @@ class LanguageModel:
     """The commit of the Hugging Face hub that it was loaded from; None for a folder."""
     shards: Shards | None = None
     """Where the weights are spread over several ranks; `model` has this one's share then."""
+    is_constant: bool = False
+    """Whether its weights stay what they are, as those of a reference do: they are hashed once."""
     template: ChatTemplate = field(init=False)
     """What the tokenizer's chat template does."""
+    _fingerprint: str | None = field(default=None, init=False)
+    """That of a constant model, once it was asked for."""
 
     def __post_init__(self) -> None:
         if self.gradient_checkpointing and not decoder_layers(self.model):
@@ -253,6 +257,8 @@ class LanguageModel:
         These are the weights, the architecture's numbers (a rotary base is not a weight), the
         tokenizer, the chat template with the date that it gets, and the end tokens.
         """
+        if self.is_constant and self._fingerprint is not None:
+            return self._fingerprint
         architecture = self.config.to_diff_dict()
         rest = {
             "architecture": {k: v for k, v in architecture.items() if k not in _HOUSEKEEPING},
@@ -267,7 +273,8 @@ class LanguageModel:
         digest = hashlib.sha256(json.dumps(rest, sort_keys=True, default=str).encode())
         with self.whole():
             update_digest(digest, plain_weights(self.model, adapters=self.adapters))
-        return digest.hexdigest()[:16]
+        self._fingerprint = digest.hexdigest()[:16]
+        return self._fingerprint
 
     def save(self, directory: Path) -> None:
         """Writes safetensors, configuration and tokenizer in the form that transformers loads.
@@ -293,6 +300,7 @@ class LanguageModel:
             is_weight = isinstance(own[name], nn.Parameter)
             memo[id(own[name])] = nn.Parameter(tensor, requires_grad=False) if is_weight else tensor
         made = copy.deepcopy(self, memo)
+        made.is_constant = False
         made.model.eval()
         return made
 

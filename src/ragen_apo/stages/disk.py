@@ -81,19 +81,21 @@ def plan_disk(
 ) -> DiskPlan:
     """The plan of a run in `folder`; `only_reference`: it ends with its warm start."""
     num_models, ever = 1, 0
+    warm_start, most = config.warm_start, config.training.keep_checkpoints + 1
     checkpoint = sizes.kept + 2 * sizes.learned
     if config.policy.path is None:
         num_models += 1
-    if config.warm_start.enabled:
-        ever += config.warm_start.copy_curriculum.max_steps > 0
-        ever += config.warm_start.demonstrations.num_steps > 0
+    if warm_start.enabled:
+        for steps in (warm_start.copy_curriculum.max_steps, warm_start.demonstrations.num_steps):
+            ever += math.ceil(steps / warm_start.checkpoint_every)
     if not only_reference:
         training = config.training
         planned = 1 + config.reference.num_after_steps(training.max_steps)
         num_models += max(planned, len(RunDirectory(folder).reference_versions()))
         num_models += config.distillation.enabled
         ever += math.ceil(training.max_steps / training.checkpoint_every)
-        ever += config.distillation.enabled
+        if config.distillation.enabled:
+            ever = most  # of how many episodes, and so in how many updates, nobody knows yet
         if config.algorithm.traits.has_critic:
             checkpoint *= 2
         if config.algorithm.keeps_a_copy:
@@ -101,7 +103,7 @@ def plan_disk(
     return DiskPlan(
         num_models=num_models,
         model=sizes.weights,
-        num_checkpoints=min(ever, config.training.keep_checkpoints + 1),
+        num_checkpoints=min(ever, most),
         checkpoint=checkpoint,
         written=_num_written(folder),
     )

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import compress
 
 from pydantic import TypeAdapter
 
@@ -28,7 +29,7 @@ from ragen_apo.session import Session
 from ragen_apo.stages.stored_values import stored_trajectories
 from ragen_apo.task_order import DrawOrder
 from ragen_apo.training.checkpoint import DISTILLATION
-from ragen_apo.types import Task, Trajectory, training_samples
+from ragen_apo.types import Task, TrainingSample, Trajectory, training_samples
 from ragen_apo.values.conditions import SamplingConditions
 from ragen_apo.values.estimator import ROUNDING, optimal_policy_weights
 from ragen_apo.values.state_values import state_values, turn_weights
@@ -147,7 +148,7 @@ def distillation_phase(
     weights = session.environments.properties.category_weights
     order = DrawOrder(categories, weights=weights, seed=seed, purpose="distillation-order")
     samples = [training_samples(episode.trajectory) for episode in episodes]
-    token_weights = [sample_weights(episode) for episode in episodes]
+    token_weights = [sample_weights(*each) for each in zip(episodes, samples, strict=True)]
     total_weight = math.fsum(w for parts in token_weights for part in parts for w in part)
     mean_weight = total_weight / max(len(episodes), 1)
     names = renamed_token_ids(
@@ -156,6 +157,11 @@ def distillation_phase(
         relabel=settings.relabel,
         spares=session.config.warm_start.demonstrations.relabel_spares,
     )
+
+    # A context may hold nothing that is imitated: with windows, and credit by turn.
+    imitated = [[any(weights) for weights in of_episode] for of_episode in token_weights]
+    samples = [list(compress(*each)) for each in zip(samples, imitated, strict=True)]
+    token_weights = [list(compress(*each)) for each in zip(token_weights, imitated, strict=True)]
 
     def batch(step: int) -> list[SupervisedBatch]:
         indices = order.items(step, batch_size=settings.batch_size)
@@ -191,7 +197,9 @@ def distillation_phase(
     )
 
 
-def sample_weights(episode: WeightedEpisode) -> list[list[float]]:
+def sample_weights(
+    episode: WeightedEpisode, samples: Sequence[TrainingSample]
+) -> list[list[float]]:
     """Of each training sample of the episode, the weight of every token; 0 at those not sampled."""
     of_token = iter(
         [
@@ -202,5 +210,5 @@ def sample_weights(episode: WeightedEpisode) -> list[list[float]]:
     )
     return [
         [next(of_token) if is_sampled else 0.0 for is_sampled in sample.loss_mask]
-        for sample in training_samples(episode.trajectory)
+        for sample in samples
     ]

@@ -52,6 +52,7 @@ def _evaluate(session: Session) -> dict[str, Any]:
     section = config.evaluation
     plan = EvaluationPlan(section.split, section.num_episodes, section.temperature, config.seed)
     is_phase_of_run = "evaluation" not in run.read_status().get("phases", {})
+    is_phase_of_run |= not run.results.exists()  # of a run that went on, they are set aside
     _refuse_what_is_impossible(session, plan)
     proxy = session.proxy(session.load_model(run.policy))
     trajectories, search, baselines = _play_policy(session, proxy, plan)

@@ -67,16 +67,17 @@ def changed_rates(session: Session) -> str | None:
 def has_steps_left(run: RunDirectory, *, max_steps: int) -> bool:
     """Whether a trained run is to go on, as it has made fewer steps than it is to make.
 
-    Raises RunDirectoryError if it has no checkpoint from which it could.
+    It goes on from its newest checkpoint, and makes the steps after that again. Raises
+    RunDirectoryError if it has none from which it could.
     """
     made = _num_made(run)
     if made >= max_steps or run.read_status().get("early_stop"):
         return False
-    if made and _checkpoint_step(run) < made:
+    if made and _checkpoint_step(run) == 0:
         raise RunDirectoryError(
             f"{MAX_STEPS} is {max_steps}, and {run.path} has made {made} steps, but "
-            f"{run.checkpoints} has no checkpoint of step {made} to go on from. Put it back, or "
-            "start another run from this one's policy: --policy.path RUN/policy "
+            f"{run.checkpoints} has no checkpoint of them to go on from. Put one back, or start "
+            "another run from this one's policy: --policy.path RUN/policy "
             "--warm_start.enabled false"
         )
     return True

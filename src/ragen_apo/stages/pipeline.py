@@ -244,7 +244,10 @@ def _require_room_for_prompts(session: Session, policy: LanguageModel) -> None:
     plays it. Tried is the longest instruction, of the training tasks and of those of evaluations.
     """
     config, environments = session.config, session.environments
-    evaluated = tasks_of(environments, config.evaluation.split)[: config.evaluation.num_episodes]
+    num_evaluated = config.evaluation.num_episodes
+    if config.training.eval_every is not None:
+        num_evaluated = max(num_evaluated, config.training.eval_episodes)
+    evaluated = tasks_of(environments, config.evaluation.split)[:num_evaluated]
     context = build_context(config.agent, policy, environments)
     for tasks in (session.training_tasks(), evaluated):
         longest = max(tasks, key=lambda task: len(task.instruction))

@@ -77,7 +77,7 @@ def _take_steps(
             _save(session, trainer, position)
     stopped = watch.stopped
     if not trainer.tasks:
-        reason = "the new reference solved every task in all its samples (rollout_filter)"
+        reason = "under the new reference no task has samples that differ (rollout_filter)"
         stopped = EarlyStop("rollout_filter", position.step, reason)
     if stopped and stopped.step < max_steps and session.ranks.is_first:
         _note_early_stop(session, stopped)
@@ -143,10 +143,13 @@ def _note_early_stop(session: Session, stopped: EarlyStop) -> None:
 def reference_model(session: Session, policy: LanguageModel, *, version: int) -> LanguageModel:
     """The frozen reference. Adapters were added to the first one, so it needs no second copy."""
     if version == 0 and session.config.policy.lora is not None:
-        return policy.without_adapters()
-    reference = session.load_model(session.run.reference(version))
-    reference.model.requires_grad_(False)
-    return session.shard(reference)
+        reference = policy.without_adapters()
+    else:
+        reference = session.load_model(session.run.reference(version))
+        reference.model.requires_grad_(False)
+        reference = session.shard(reference)
+    reference.is_constant = True
+    return reference
 
 
 def _advance(position: Position, metrics: dict[str, float | int]) -> Position:

@@ -20,7 +20,7 @@ from ragen_apo.run_directory import RunDirectory
 from ragen_apo.seeding import derive_seed
 from ragen_apo.session import Session, open_session
 from ragen_apo.stages.collect_values import asked, collect_values
-from ragen_apo.stages.origin import require_same_origin
+from ragen_apo.stages.origin import require_same_origin, require_same_tasks
 from ragen_apo.stages.stored_values import stored_trajectories
 from ragen_apo.stages.task_selection import select_stored_tasks
 from ragen_apo.tracking.run_tracking import stage_one_row
@@ -69,6 +69,8 @@ def estimate_run_values(
     session = open_session(config, run, progress)
     free = ("values.num_samples", "values.adaptive", "reference.num_samples", "evaluation")
     require_same_origin(session, but_for=free)
+    if split == "train":
+        require_same_tasks(session)
     if config.values.store is not None:
         raise ConfigError(
             f"{run.path} takes V* from {config.values.store} (values.store), and would not read "
