@@ -103,7 +103,7 @@ def main() -> None:
         title="Text adventures: ALFWorld's games by its own wrapper and by ours",
         header=("played by", "start, ms (share)", "command, ms (share)"),
         rows=rows,
-        notes=f"Medians over {arguments.num_games} games of {arguments.num_commands} commands. "
+        notes=f"Medians over {len(paths) - 1} games of {arguments.num_commands} commands. "
         f"The games are {arguments.data or 'those of `benchmarks.households` in kitchens'}.",
     )
 

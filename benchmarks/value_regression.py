@@ -2,7 +2,7 @@
 
     python -m benchmarks.value_regression LABEL=RUN [LABEL=RUN ...] [--samples 1]
 
-RUN is a run directory whose store has more than `--samples` episodes a task, as after
+RUN is a run directory whose store has at least two episodes a task more than `--samples`, as after
 `ragen-apo estimate-values RUN --samples 8`. Values are made of `--samples` of them and tried on the
 others, several times with other ones. All are means (beta = inf), so that what they leave is
 variance. The columns, as shares of the variance of what is still to be earned:
@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -60,6 +61,9 @@ def row(label: str, path: Path, *, num_samples: int) -> list[str]:
     with session.value_store() as store:
         for episode in stored_trajectories(store, session.conditions(reference), tasks):
             episodes[episode.task.task_id].append(episode)
+    needed = num_samples + NUM_SPLITS - 1
+    if (fewest := min(map(len, episodes.values()))) < needed:
+        sys.exit(f"{path} has {fewest} episodes of a task; expected {needed} or more (docstring)")
     size = config.training.micro_batch_size
     features = {
         task_id: features_of_turns(

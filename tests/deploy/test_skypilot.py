@@ -52,12 +52,14 @@ def test_it_has_known_keys_only(task: dict[str, Any]) -> None:
 def test_each_node_starts_torchrun_and_meets_at_the_first(
     task: dict[str, Any], tmp_path: Path
 ) -> None:
-    task["envs"]["OVERRIDES"] = "--trust-remote-code --seed 1"
+    (tmp_path / "a file").touch()
+    world = "{name: shop, max_turns: 5}"
+    task["envs"]["OVERRIDES"] = f"--trust-remote-code --seed 1 --environment '{world}' --key '*'"
     assert run_on_a_node(task, tmp_path) == [
         *("-m", "torch.distributed.run", "--nnodes", "2", "--node-rank", "1"),
         *("--nproc-per-node", "8", "--master-addr", "10.0.0.1", "--master-port", "29500"),
         *("-m", "ragen_apo.cli", "train", "--run-dir", f"{tmp_path}/runs/mine"),
-        *("--config", "configs/shop.yaml", "--seed", "1"),
+        *("--config", "configs/shop.yaml", "--seed", "1", "--environment", world, "--key", "*"),
     ]
 
 

@@ -1,5 +1,6 @@
 """Environments with Gymnasium's methods as text environments, and docs/existing_environments.md."""
 
+import json
 import random
 import re
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from ragen_apo.environments.contract import check_environment
 from ragen_apo.environments.toolkit.from_gymnasium import from_gymnasium
 from ragen_apo.errors import ConfigError, EnvironmentFaultError
 from ragen_apo.files import read_json_lines
+from tests import factories
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "existing_environments.md"
 
@@ -122,6 +124,27 @@ def test_lists_are_read_and_faults_within_are_not_blamed_on_the_form() -> None:
     assert play(make_dice(make=Lists), ["1"]) == play(make_dice(), ["1"])
     with pytest.raises(TypeError, match="NoneType"):
         play(make_dice(make=Faulty), ["1"])
+
+
+class Flaky(Dice):
+    """Its service answers a page of HTML now and then."""
+
+    num_asked = 0
+
+    def reset(self, *, seed: int) -> tuple[Any, dict[str, Any]]:
+        Flaky.num_asked += 1
+        if Flaky.num_asked % 2:
+            json.loads("<html>502</html>")
+        return super().reset(seed=seed)
+
+
+def test_a_reset_that_raises_is_no_wrong_task_and_is_tried_again() -> None:
+    environment = make_dice(make=Flaky)
+    with pytest.raises(json.JSONDecodeError):
+        environment.reset(environment.tasks("train")[0], seed=0)
+    environment.reset(environment.tasks("train")[0], seed=0)
+    with pytest.raises(ConfigError, match="cannot set up task"):
+        environment.reset(factories.task("throw"), seed=0)
 
 
 def test_an_environment_may_play_another_one() -> None:

@@ -4,10 +4,11 @@ import pytest
 from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv
 
 from ragen_apo.environments.base import Reply, TextEnvironment, make_environment
+from ragen_apo.environments.contract import play
 from ragen_apo.environments.frozen_lake import (
     FrozenLakeRewards,
     best_plays,
-    has_way,
+    moves_to_goal,
     neighbour,
     outcomes,
     with_player,
@@ -87,11 +88,25 @@ def test_the_return_range_counts_every_step_on_the_ice() -> None:
     assert high == pytest.approx(1.0)
 
 
-def test_all_maps_have_a_way_and_reading_takes_the_player_off() -> None:
-    environment = make_environment("frozen_lake", {"size": 5, "frozen_share": 0.7})
-    for task in environment.tasks("train"):
-        assert has_way(tuple(task.payload["map"]))
-    assert not has_way(("_O_", "O__", "__G"))
+def test_the_moves_of_a_shortest_way_to_the_goal() -> None:
+    assert moves_to_goal(("_O_", "O__", "__G")) is None
+    assert moves_to_goal(("O__", "___", "__G")) is None
+    assert moves_to_goal(("___", "___", "__G")) == 4
+    assert moves_to_goal(("_O___", "_O_O_", "_O_O_", "_O_O_", "___OG")) == 16
+
+
+@pytest.mark.parametrize("most", [8, 10, 100])
+def test_every_lake_can_be_crossed_within_an_episode(most: int) -> None:
+    options = {"size": 5, "frozen_share": 0.6, "slippery": False, "num_train_tasks": 60}
+    environment = make_environment("frozen_lake", {**options, "max_actions": most})
+    needed = [moves_to_goal(tuple(each.payload["map"])) for each in environment.tasks("train")]
+    assert max(each or 0 for each in needed) == min(most, 10)
+    assert None not in needed
+    for task in environment.tasks("train")[:10]:
+        assert play(environment, task, environment.scripted_policies()["oracle"]()).success
+
+
+def test_reading_a_map_takes_the_player_off() -> None:
     assert without_player(with_player(LAKE, (1, 1))) == (LAKE, (1, 1))
     assert without_player(LAKE) is None
 

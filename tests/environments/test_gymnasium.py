@@ -112,6 +112,11 @@ def test_a_split_asked_for_stays_for_the_following_resets() -> None:
     splits = {environment.reset(seed=0, options={"split": "test"})[1]["split"]}
     splits |= {environment.reset()[1]["split"] for _ in range(10)}
     assert splits == {"test"}
+    training = environment.text_environment.tasks("train")[0].task_id
+    environment.reset(options={"task_id": training})
+    assert environment.reset()[1]["split"] == "test", "no other split was asked for"
+    environment.reset(options={"task_id": training, "split": "train"})
+    assert environment.reset()[1]["split"] == "train"
 
 
 def test_unknown_splits_tasks_and_options_are_errors() -> None:

@@ -460,6 +460,17 @@ def test_what_nobody_reads_of_info_may_be_anything() -> None:
     assert set(check_environment(TellsMore).values()) == {None}
 
 
+def test_truth_values_of_numpy_are_truth_values() -> None:
+    class Compares(Wrapped):
+        def step(self, action: str) -> tuple[Any, Any, Any, Any, Any]:
+            *answer, info = self.lake.step(action)
+            truths = {"success", "invalid_action"} & info.keys()
+            return (*answer, {**info, **{key: np.bool_(info[key]) for key in truths}})
+
+    assert set(check_environment(Compares).values()) == {None}
+    assert policy_table(Compares(), num_tasks=4)["oracle"].success_rate == 1.0
+
+
 def test_a_metric_may_count_what_the_state_does_not_keep() -> None:
     class CountsItsSteps(Wrapped):
         num_steps = 0

@@ -90,6 +90,18 @@ def test_the_oracle_wins_every_adventure_and_a_win_pays_one(adventures: Path) ->
         assert "Possible" not in seen[-1]
 
 
+def test_where_textworld_knows_no_solution_its_walkthrough_is_followed(tmp_path: Path) -> None:
+    """Where things have to be dropped."""
+    game = tmp_path / "train" / "game.z8"
+    options = ["--recipe", "2", "--take", "1", "--go", "6", "--drop", "--open", "--seed", "2"]
+    make = [sys.executable, Path(sys.executable).with_name("tw-make"), "tw-cooking"]
+    subprocess.run([*make, *options, "--output", game], check=True)
+    environment = make_environment("textworld", {"data": tmp_path})
+    (task,) = environment.tasks("train")
+    total, success, _ = played(environment, task, "oracle")
+    assert (total, success) == (pytest.approx(1.0), True)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_alfworlds_expert_does_the_task_in_our_environment(kind: str, households: Path) -> None:
     """With two objects as well, of which it puts down one only in its own wrapper."""

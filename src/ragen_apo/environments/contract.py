@@ -131,6 +131,9 @@ def _first_observation(environment: TextEnvironment, task: Task, *, seed: int) -
     return answer[0]
 
 
+_TRUTHS = {"success", "invalid_action"}
+
+
 def _answer(environment: TextEnvironment, action: str) -> tuple[str, float, bool, bool, Info]:
     """What is read of a step's answer; raises ContractError for one that cannot be.
 
@@ -141,6 +144,7 @@ def _answer(environment: TextEnvironment, action: str) -> tuple[str, float, bool
         raise ContractError(f"the answer to {_both_ends(action)!r}: {problem}")
     observation, reward, terminated, truncated, info = answer
     read = {key: info[key] for key in READ_OF_INFO if key in info}
+    read |= {key: bool(read[key]) for key in _TRUTHS & read.keys()}  # NumPy has its own
     return observation, float(reward), bool(terminated), bool(truncated), read
 
 

@@ -3,13 +3,14 @@
 The dynamics are those of Gymnasium's FrozenLake-v1. On slippery ice an action succeeds with
 probability `success_rate`. Otherwise the player slips to one of the two sides, with equal
 probability. The border stops the player. Reaching the goal or a hole ends the episode. Maps are
-random, but always have a way to the goal.
+random, but always have a way to the goal that the actions of an episode are enough for.
 
 Slips are a function of the episode's seed and the number of actions so far. Without slippery ice
 the lake is deterministic and seeds are not used.
 """
 
 import functools
+from collections import deque
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -215,7 +216,7 @@ def make_frozen_lake(**options: object) -> GameEnvironment:
         tasks=draw_tasks(
             NAME,
             draw_lake,
-            (checked.size, checked.frozen_share),
+            (checked.size, checked.frozen_share, checked.max_actions_of_episode),
             content=symmetric_key,
             describe=_description,
             counts=checked.counts,
@@ -237,7 +238,7 @@ def _start(options: FrozenLakeOptions, task: Task, seed: int) -> NamedActionsGam
     lake = tuple(task.payload["map"])
     if len(lake) != options.size or any(len(row) != options.size for row in lake):
         raise ValueError(f"the map needs {options.size} rows and columns")
-    if set("".join(lake)) - {ICE, HOLE, GOAL} or not has_way(lake):
+    if set("".join(lake)) - {ICE, HOLE, GOAL} or moves_to_goal(lake) is None:
         raise ValueError(f"the map needs a way over {ICE} between {HOLE} to {GOAL}")
     world = FrozenLakeWorld(options, lake, seed=seed)
     rules = options.action_rules(invalid_reward=options.reward.invalid_action)
@@ -252,32 +253,37 @@ def _description(lake: Board) -> Description:
     )
 
 
-def draw_lake(size: int, frozen_share: float, generator: np.random.Generator) -> Board | None:
-    """A random map from the top left to the goal at the bottom right; None if there is no way."""
+def draw_lake(
+    size: int, frozen_share: float, max_moves: int, generator: np.random.Generator
+) -> Board | None:
+    """A random map from the top left to the goal at the bottom right; None if there is no way of at
+    most `max_moves`.
+    """
     is_hole = generator.random((size, size)) >= frozen_share
     is_hole[0, 0] = is_hole[-1, -1] = False
     rows = ["".join(HOLE if hole else ICE for hole in row) for row in is_hole]
     rows[-1] = rows[-1][:-1] + GOAL
     lake = tuple(rows)
-    return lake if has_way(lake) else None
+    moves = moves_to_goal(lake)
+    return lake if moves is not None and moves <= max_moves else None
 
 
-def has_way(lake: Board) -> bool:
-    """Whether the goal can be reached from the top left."""
+def moves_to_goal(lake: Board) -> int | None:
+    """Moves of a shortest way from the top left to the goal; None if there is no way."""
     if lake[0][0] == HOLE:
-        return False
-    reached: set[Cell] = {(0, 0)}
-    queue: list[Cell] = [(0, 0)]
+        return None
+    moves: dict[Cell, int] = {(0, 0): 0}
+    queue = deque(moves)
     while queue:
-        cell = queue.pop()
+        cell = queue.popleft()
         if lake[cell[0]][cell[1]] == GOAL:
-            return True
+            return moves[cell]
         for direction in CLOCKWISE:
             ahead = neighbour(cell, direction, len(lake))
-            if ahead not in reached and lake[ahead[0]][ahead[1]] != HOLE:
-                reached.add(ahead)
+            if ahead not in moves and lake[ahead[0]][ahead[1]] != HOLE:
+                moves[ahead] = moves[cell] + 1
                 queue.append(ahead)
-    return False
+    return None
 
 
 Play = tuple[str, int]

@@ -127,11 +127,12 @@ class GymnasiumTextEnv(gymnasium.Env[str, str]):
         split = options.get("split", self._split)
         if "task_id" in options:
             splits = [split] if "split" in options else None
-            return self._finder.find(options["task_id"], splits)
-        index = options.get("task_index")
-        if index is None:
-            index = self.np_random.integers(len(tasks_of(self.text_environment, split)))
-        task = task_at(self.text_environment, split, int(index), named="task_index")
+            task = self._finder.find(options["task_id"], splits)
+        else:
+            index = options.get("task_index")
+            if index is None:
+                index = self.np_random.integers(len(tasks_of(self.text_environment, split)))
+            task = task_at(self.text_environment, split, int(index), named="task_index")
         self._split = split
         return task
 

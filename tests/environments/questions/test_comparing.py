@@ -83,6 +83,11 @@ def test_a_sign_that_changes_the_number_is_no_decoration(
         (r"$\boxed 3\sqrt{2}$", r"3\sqrt{2}"),
         (r"\boxed{18} in \fbox{a frame}", "18"),
         ("5!", "5!"),
+        (r"\(0\)", "0"),
+        (r"\[ \frac{1}{2} \]", "1/2"),
+        ("**42**", "42"),
+        (r"**\(42\)**.", "42"),
+        ("**Paris**", "paris"),
     ],
 )
 def test_a_number_may_be_written_as_the_end_of_its_computation(answer: str, right: str) -> None:
@@ -172,6 +177,8 @@ def test_only_a_number_is_a_number() -> None:
         (r"$\boxed{2\sqrt{2}}$", r"\sqrt{8}", True),
         ("(2,1)", "(1,2)", False),
         (r"\sqrt{3}", r"\sqrt{2}", False),
+        (r"\[ \frac{\sqrt{8}}{2} \]", r"\(\sqrt{2}\)", True),
+        (r"\left(2,1\right)", "(1,2)", False),
     ],
 )
 def test_math_verify_compares_what_is_no_number(answer: str, right: str, is_right: bool) -> None:
@@ -204,5 +211,5 @@ def test_asking_for_math_verify_without_it_says_what_to_install(
 @needs_math_verify
 def test_the_version_says_whether_and_which_math_verify_judges(mode: Mode) -> None:
     used = comparison(mode)
-    assert used.version == f"4-{mode}-math-verify{used.library_version}"
-    assert Comparison(mode, None).version == f"4-{mode}"
+    assert used.version == f"5-{mode}-math-verify{used.library_version}"
+    assert Comparison(mode, None).version == f"5-{mode}"

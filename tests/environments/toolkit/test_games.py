@@ -69,6 +69,26 @@ def test_a_game_is_closed_before_the_next_and_at_the_end_and_once(
         environment.step("go")
 
 
+def test_a_refused_reset_leaves_no_episode_to_go_on_with() -> None:
+    class Free(Held):
+        close = None  # pyright: ignore[reportAssignmentType]
+
+        def __init__(self, task: Task, seed: int) -> None:
+            self.held = []
+            super().__init__(task, seed)
+
+    environment = GameEnvironment(
+        properties=PROPERTIES, tasks={"train": [TASK]}, start=Free, policies={}, max_turns=3
+    )
+    environment.reset(TASK, seed=1)
+    environment.step("go")
+    with pytest.raises(ConfigError, match="cannot set up task"):
+        environment.reset(TASK, seed=-1)
+    assert environment.state_key() == "none"
+    with pytest.raises(RuntimeError, match="reset"):
+        environment.step("go")
+
+
 def test_what_a_game_measures_is_in_info(environment: GameEnvironment) -> None:
     environment.reset(TASK, seed=7)
     assert environment.step("go")[4] == {"metrics": {"seed": 7}}

@@ -20,7 +20,7 @@ from ragen_apo.environments.questions.numbers import read_quantity, spelled_out,
 from ragen_apo.errors import ConfigError
 
 Mode = Literal["auto", "math", "text", "number"]
-RULES_VERSION = 4
+RULES_VERSION = 5
 """Raise it whenever the same answer to the same question would earn something else."""
 LIBRARY = "math-verify"
 

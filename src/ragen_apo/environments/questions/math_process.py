@@ -15,7 +15,7 @@ import subprocess
 import threading
 
 from ragen_apo.environments.questions.math_worker import READY
-from ragen_apo.environments.questions.numbers import unboxed
+from ragen_apo.environments.questions.numbers import formula_in
 from ragen_apo.environments.toolkit.line_process import LineProcess
 from ragen_apo.errors import EnvironmentFaultError
 
@@ -93,7 +93,7 @@ def _is_readable(text: str) -> bool:
 
 def _latex(text: str) -> str:
     """What stands between dollar signs; lone surrogates cannot be sent."""
-    return unboxed(text).replace("$", " ").encode("utf-8", "replace").decode("utf-8").strip()
+    return formula_in(text).replace("$", " ").encode("utf-8", "replace").decode("utf-8").strip()
 
 
 @atexit.register

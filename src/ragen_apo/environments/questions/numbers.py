@@ -32,6 +32,7 @@ _UNKNOWN = re.compile(r"(?<!\d )(?<![A-Za-z])[A-Za-z](?![A-Za-z])")
 _COMPUTED = re.compile(r"[\d+*/^-]")
 _BOXED, _FBOX = re.compile(r"\\boxed\s*\{"), re.compile(r"\\fbox\s*\{")
 _BOX_WITHOUT_BRACES = re.compile(r"\\boxed\s+(?:([^\s$][^$\n]*)\$|(-?[\d.,/]*\d)(?=[\s.,]|$))")
+_FORMULA, _BOLD = re.compile(r"(?<!\\)\\[()\[\]]"), re.compile(r"\*\*([^*]+)\*\*\.?")
 _UNWRAPPED = re.compile(r"\\(?:text|mathrm|mbox|textbf|mathbf)\s*\{([^{}]*)\}")
 _FRACTION = re.compile(r"\\[dtc]?frac\s*(?:\{\s*(-?\d+)\s*\}\s*\{\s*(\d+)\s*\}|(\d)\s*(\d))")
 _NUMBER = re.compile(
@@ -121,9 +122,18 @@ def _to_closing_brace(text: str) -> str | None:
     return None
 
 
+def formula_in(text: str) -> str:
+    r"""The text without `\boxed{}`, the signs of a formula (`\(42\)`, `\[42\]`) and of bold text
+    (`**42**`).
+    """
+    plain = _FORMULA.sub(" ", unboxed(text)).strip()
+    bold = _BOLD.fullmatch(plain)
+    return bold[1] if bold else plain
+
+
 def unwrapped(text: str) -> str:
-    r"""The text without `\boxed{}`, `\text{}` and their like."""
-    return _UNWRAPPED.sub(r"\1", unboxed(text))
+    r"""The same, without `\text{}` and its like."""
+    return _UNWRAPPED.sub(r"\1", formula_in(text))
 
 
 def spelled_out(text: str) -> str:

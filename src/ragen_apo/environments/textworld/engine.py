@@ -11,6 +11,7 @@ import re
 import sys
 import warnings
 import weakref
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,6 +64,7 @@ class Engine:
                     self._planned(has_expert) if self._is_planned else self._run(has_expert)
                 )
                 self._state = self._game.reset()
+                self._walkthrough = deque[str](self._state.get("extra.walkthrough") or ())
                 if self._expert_may_give_up:
                     _let_expert_put_things_down(self._game)
         except RagenApoError:
@@ -94,6 +96,8 @@ class Engine:
     def step(self, command: str) -> Scene:
         """The scene after a command."""
         self._num_commands += 1
+        if self._walkthrough and command == self._walkthrough[0]:
+            self._walkthrough.popleft()
         with self._alone():
             try:
                 self._state, _, _ = self._game.step(command)
@@ -114,7 +118,11 @@ class Engine:
     def _run(self, has_expert: bool) -> Any:
         textworld = imported("textworld")
         wanted = textworld.EnvInfos(
-            **_WANTED, description=True, inventory=True, policy_commands=has_expert
+            **_WANTED,
+            description=True,
+            inventory=True,
+            policy_commands=has_expert,
+            extras=["walkthrough"] if has_expert else [],
         )
         return textworld.start(str(self._path), wanted)
 
@@ -143,10 +151,15 @@ class Engine:
         )
 
     def _advice(self, commands: Sequence[str]) -> str | None:
-        """None where the expert has given up, or names none of these commands."""
+        """None where the expert has given up, or names none of these commands.
+
+        TextWorld knows no solution of a game in which things have to be dropped; there the next
+        command of its walkthrough that was not given yet is the advice.
+        """
         if self._has_given_up:
             return None
-        plan = self._state.get("extra.expert_plan") or self._state.get("policy_commands")
+        state = self._state
+        plan = state.get("extra.expert_plan") or state.get("policy_commands") or self._walkthrough
         return plan[0] if plan and plan[0] in commands else None
 
     @contextlib.contextmanager

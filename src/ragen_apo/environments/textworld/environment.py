@@ -97,7 +97,7 @@ def make_textworld(**options: object) -> GameEnvironment:
     """
     checked = validate_options(TextWorldOptions, options)
     version = package_versions()
-    games = games_in(checked.data)
+    games = games_in(checked.data.absolute())
     sizes = ", ".join(
         f"{counted(len(tasks), 'game')} in {split}" for split, tasks in games.tasks.items()
     )

@@ -102,12 +102,12 @@ def _contents(path: Path) -> list[bytes]:
     files = [path] if path.suffix == PLANNED else [path, path.with_suffix(".json")]
     try:
         return [file.read_bytes() for file in files]
-    except FileNotFoundError as error:
-        raise EnvironmentDataError(
-            f"{path} has no {error.filename} beside it, which says when the game is won; expected "
-            "both, as `tw-make` writes them"
-        ) from error
     except OSError as error:
+        if isinstance(error, FileNotFoundError) and error.filename != str(path):
+            raise EnvironmentDataError(
+                f"{path} has no {error.filename} beside it, which says when the game is won; "
+                "expected both, as `tw-make` writes them"
+            ) from error
         raise EnvironmentDataError(f"{path} cannot be read ({error.strerror})") from error
 
 

@@ -18,8 +18,9 @@ class Player:
     """Plays a second copy of the game beside the first.
 
     With probability `expert_share` it says what an expert would, otherwise a random command. The
-    expert of a game of TextWorld knows a solution from where the game stands. That of
-    ALFWorld is the package's own, which looks for things as an agent has to.
+    expert of a game of TextWorld knows a solution from where the game stands, or only a
+    walkthrough, with which it goes on where it can. That of ALFWorld is the package's own, which
+    looks for things as an agent has to.
     """
 
     def __init__(self, games: Games, *, expert_share: float) -> None:

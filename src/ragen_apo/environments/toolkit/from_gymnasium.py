@@ -210,12 +210,13 @@ class _Episode:
         self._actions = {action.strip().lower(): index for index, action in enumerate(actions)}
         self._hint = f"Invalid action. Use one of: {', '.join(actions)}."
         self._is_success, self._is_invalid = is_success, is_invalid
-        self._foreign = foreign
-        self._first = f"TASK: {task.instruction}\n{foreign.reset(task.payload['seed'])}"
+        self._foreign, self._instruction = foreign, task.instruction
+        self._seed: int = task.payload["seed"]
         self._so_far = hashlib.sha256()
 
     def first_observation(self) -> str:
-        return self._first
+        """Begins the episode."""
+        return f"TASK: {self._instruction}\n{self._foreign.reset(self._seed)}"
 
     def play(self, text: str) -> Answer:
         # A lone surrogate, which is no Unicode, would come back in an observation.

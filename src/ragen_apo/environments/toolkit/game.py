@@ -98,7 +98,10 @@ class GameEnvironment:
         self._close_game()
         try:
             game = self._start(task, seed)
-        except (KeyError, TypeError, ValueError) as error:
+        except Exception as error:
+            self._game = None  # the episode before it is over
+            if not isinstance(error, (KeyError, TypeError, ValueError)):
+                raise
             raise ConfigError(
                 f"{self.properties.name} cannot set up task {task.task_id} of "
                 f"{task.environment!r} ({error}); expected a task of {self.properties.name} with "
@@ -118,7 +121,7 @@ class GameEnvironment:
             return EPISODE_OVER, 0.0, self._terminated, self._truncated, info
         answer = self._game.play(action)
         self._num_turns += 1
-        self._terminated, self._success = answer.terminated, answer.success
+        self._terminated, self._success = answer.terminated, bool(answer.success)
         at_limit = answer.truncated or self._num_turns >= self._max_turns
         self._truncated = at_limit and not answer.terminated
         info: dict[str, Any] = {}
