@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,22 @@ class Echo:
 
     def scripted_policies(self) -> dict:
         return {}
+
+
+@pytest.mark.parametrize(
+    ("faulty", "said"),
+    [
+        (lambda _: {}["policies"], "raised KeyError"),
+        (lambda _: None, "scripted_policies returned None; expected a dictionary"),
+    ],
+)
+def test_scripted_policies_that_cannot_be_had_are_a_fault_of_the_environment(
+    faulty: Callable[[object], Any], said: str
+) -> None:
+    made = type("Faulty", (Echo,), {"scripted_policies": faulty})
+    environments = EnvironmentManager(made, format_penalty=0, invalid_action_penalty=0)
+    with pytest.raises(EnvironmentFaultError, match=f"'echo'.*{said}"):
+        environments.scripted_policies()
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,7 +12,7 @@ import pytest
 from torch import nn
 
 from ragen_apo.agent.environment_manager import EnvironmentManager
-from ragen_apo.agent.proxy import AgentProxy
+from ragen_apo.agent.proxy import AgentProxy, EpisodeRequest
 from ragen_apo.environments.base import make_environment
 from ragen_apo.evaluation.evaluate import EvaluationPlan, play_evaluation, sampled_pass_at
 from ragen_apo.types import Trajectory
@@ -63,21 +64,29 @@ def test_another_seed_and_another_repeat_draw_otherwise() -> None:
 @pytest.mark.parametrize("slippery", [True, False])
 @pytest.mark.parametrize(("num_episodes", "num_played"), [(2, 2), (3 * NUM_TASKS, NUM_TASKS)])
 def test_pass_at_k_samples_each_task_k_times(
-    num_episodes: int, num_played: int, slippery: bool, monkeypatch: pytest.MonkeyPatch
+    num_episodes: int, num_played: int, slippery: bool
 ) -> None:
-    proxy = SimpleNamespace(environments=lakes(slippery=slippery))
     asked: Counter[str] = Counter()
+    seeds: set[int] = set()
 
-    def play(_: object, plan: EvaluationPlan, *, repeat: int, **__: str) -> list[Trajectory]:
-        assert plan.temperature == 0.7, "k greedy episodes would be one"
-        requests = plan.requests(proxy.environments, repeat=repeat)
-        asked.update(each.task.task_id for each in requests)
-        return [factories.episode(task=each.task, success=repeat == 1) for each in requests]
+    def play(
+        requests: Sequence[EpisodeRequest], *, temperature: float, **_: str
+    ) -> list[Trajectory]:
+        """All in one call, so that none waits for others; the first of a task succeeds."""
+        assert temperature == 0.7, "k greedy episodes would be one"
+        played = []
+        for each in requests:
+            asked[each.task.task_id] += 1
+            seeds.add(each.seed)
+            is_first = asked[each.task.task_id] == 1
+            played.append(factories.episode(task=each.task, success=is_first))
+        return played
 
-    monkeypatch.setattr("ragen_apo.evaluation.evaluate.play_evaluation", play)
+    proxy = SimpleNamespace(environments=lakes(slippery=slippery), rollout=play)
     plan = EvaluationPlan("test", num_episodes, 0.0, seed=3)
     found = sampled_pass_at(cast(AgentProxy, proxy), plan, k=4, temperature=0.7)
     assert set(asked.values()) == {4} and len(asked) == num_played
+    assert len(seeds) == asked.total()
     assert found == {"1": 0.25, "2": 0.5, "4": 1.0}
 
 

@@ -102,6 +102,13 @@ def test_a_repeated_action_that_shows_something_new_is_no_loop() -> None:
     assert failure_pattern(trajectory, target_reported=False) is FailurePattern.TIMEOUT
 
 
+@pytest.mark.parametrize("action", [">", "->", "right"])
+def test_the_same_sign_again_and_again_is_a_loop(action: str) -> None:
+    steps = [(action, "A wall is in the way.", ())] * 10
+    trajectory = episode(steps, terminated=False)
+    assert failure_pattern(trajectory, target_reported=False) is FailurePattern.LOOP
+
+
 def test_neighbouring_ids_are_different_actions() -> None:
     clicks = [(f"click {n}", "This product is sold out.", ()) for n in range(6)]
     trajectory = episode(clicks, terminated=False)

@@ -66,6 +66,8 @@ def problem_with_reward(reward: object) -> str | None:
 
 
 def _problem_with_number(name: str, value: object) -> str | None:
+    if type(value) is float and math.isfinite(value):
+        return None  # as nearly all are; a protocol takes its time
     try:
         is_finite = isinstance(value, SupportsFloat) and math.isfinite(value)
     except (OverflowError, TypeError, ValueError):  # a whole number too large, several numbers

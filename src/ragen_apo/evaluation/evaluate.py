@@ -49,11 +49,11 @@ class EvaluationPlan:
 
 
 def play_evaluation(
-    proxy: AgentProxy, plan: EvaluationPlan, *, policy_version: str, repeat: int = 0
+    proxy: AgentProxy, plan: EvaluationPlan, *, policy_version: str
 ) -> list[Trajectory]:
     """The policy's episodes."""
     proxy.engine.model.model.eval()
-    requests = plan.requests(proxy.environments, repeat=repeat)
+    requests = plan.requests(proxy.environments)
     return proxy.rollout(requests, temperature=plan.temperature, policy_version=policy_version)
 
 
@@ -78,12 +78,8 @@ def sampled_pass_at(
     """pass@1 ... pass@k (powers of two and k) of k sampled episodes a task."""
     num_tasks = min(plan.num_episodes, len(proxy.environments.tasks(plan.split)))
     sampled = replace(plan, temperature=temperature, num_episodes=num_tasks)
-    trajectories = [
-        trajectory
-        for repeat in range(k)
-        for trajectory in play_evaluation(
-            proxy, sampled, policy_version=f"pass@{k}", repeat=repeat + 1
-        )
-    ]
+    environments = proxy.environments
+    requests = [each for n in range(k) for each in sampled.requests(environments, repeat=n + 1)]
+    trajectories = proxy.rollout(requests, temperature=temperature, policy_version=f"pass@{k}")
     ks = sorted({2**power for power in range(k.bit_length()) if 2**power <= k} | {k})
     return pass_at_by_task(trajectories, ks)

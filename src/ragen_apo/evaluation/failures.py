@@ -154,8 +154,11 @@ def _num_repeats(trajectory: Trajectory) -> int:
 
 
 def _action_words(action: str) -> frozenset[str]:
-    """The words of an action without regard to case, order and punctuation."""
-    return frozenset("".join(c if c.isalnum() else " " for c in action.lower()).split())
+    """The words of an action without regard to case, order and punctuation; of one that has none,
+    its signs.
+    """
+    words = "".join(c if c.isalnum() else " " for c in action.lower()).split()
+    return frozenset(words or action.split())
 
 
 def _nearly_equal(left: frozenset[str], right: frozenset[str]) -> bool:

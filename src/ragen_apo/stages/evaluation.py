@@ -91,6 +91,7 @@ def _refuse_what_is_impossible(session: Session, plan: EvaluationPlan) -> None:
             check_writable(file)
     require_same_origin(session, but_for=("evaluation",))
     tasks_of(session.environments, plan.split)
+    session.environments.scripted_policies()  # their outcome comes last
     num_rows = session.config.training.num_rows
     require_searchable(session.config.evaluation.search, session.environments, num_rows=num_rows)
 

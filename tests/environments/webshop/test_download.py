@@ -475,6 +475,11 @@ WRONG_CONTENTS = {
     "text": (b"Quota exceeded", "got 'Q'"),
     "zipped": (b"\x1f\x8b\x08\x00abc", "invalid start byte"),
     "the beginning of a list": (b'[{"asin": "B1"', "cut off"),
+    "a missing comma": (
+        b'[{"asin": "B1" "name": "a"}, {"asin": "B2"}]',
+        "Expecting ',' delimiter in '.*\"name\"",
+    ),
+    "single quotes": (b"[{'asin': 'B1'}]", "Expecting property name .* in "),
 }
 
 
@@ -502,6 +507,9 @@ def test_files_at_hand_are_copied(upstream: Server, files: Path) -> None:
         small(source=files / "other")
     folder = small(source=files / "other", force=True)
     assert not (folder / HUMAN).exists()
+    shutil.copy(files / HUMAN, files / "other" / HUMAN)
+    with pytest.raises(EnvironmentDataError, match=rf"small has no {HUMAN}, and .*--force"):
+        small(source=files / "other")
 
 
 def test_files_at_hand_are_checked(upstream: Server, files: Path, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from ragen_apo.environments.contract import play
 from ragen_apo.environments.webshop import WebShopEnvironment
 from ragen_apo.environments.webshop.goals import draw_limit, goal_of_task, limit_text
 from ragen_apo.errors import ConfigError
@@ -119,6 +120,33 @@ def test_goals_are_upstreams_combinations_shuffled_and_equal_ones_are_counted(
 
 def test_an_option_without_values_leaves_no_combination(tmp_path: Path) -> None:
     assert shop_of(tmp_path, {"Size": ["S"], "Color": []}, []).num_goals == 0
+
+
+def test_without_goals_by_people_none_can_be_played(tmp_path: Path) -> None:
+    shop_of(tmp_path, {"Size": ["S"]}, [])
+    environment = WebShopEnvironment(
+        data=tmp_path / "data", store=tmp_path / "store", goals="human"
+    )
+    with pytest.raises(ConfigError, match=r"goals is human, and .*items_human_ins\.json"):
+        environment.tasks("train")
+
+
+@pytest.mark.parametrize("policy", ["teacher", "forgetful", "oracle"])
+def test_a_shopper_buys_where_people_want_two_values_of_one_option(
+    policy: str, tmp_path: Path
+) -> None:
+    human = [
+        {
+            "instruction": "a red or blue shoe",
+            "instruction_attributes": ["soft"],
+            "instruction_options": ["red", "blue"],
+        }
+    ]
+    environment = shop_of(tmp_path, {"Color": ["red", "blue", "light blue"]}, human)
+    task = environment.goal_task(0)
+    player = environment.scripted_policies()[policy]()
+    steps = play(environment, task, player, max_turns=12).steps
+    assert steps[-1].terminated and steps[-1].reward > 0
 
 
 def test_equal_human_goals_are_counted_and_those_without_attributes_skipped(tmp_path: Path) -> None:

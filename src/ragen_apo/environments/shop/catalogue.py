@@ -186,11 +186,16 @@ def _refuse_twins(rows: Sequence[_ProductRow], name: str) -> None:
                 f"the shop catalogue {name} has id {row.id} twice ({seen_ids[row.id]!r} and "
                 f"{row.title!r}); expected unique ids; give one of them another id"
             )
-        if not tokens or tokens in seen_tokens:
+        if not tokens:
+            raise EnvironmentDataError(
+                f"the shop catalogue {name} has the title {row.title!r} (id {row.id}), in which "
+                "search reads no word; expected ASCII letters or digits; rename it"
+            )
+        if tokens in seen_tokens:
             raise EnvironmentDataError(
                 f"the shop catalogue {name} has the title {row.title!r} (id {row.id}), which "
-                f"search cannot tell from {seen_tokens.get(tokens, 'nothing')!r}; expected titles "
-                "that differ in a word after normalisation; rename one of them"
+                f"search cannot tell from {seen_tokens[tokens]!r}; expected titles that differ in "
+                "a word after normalisation; rename one of them"
             )
         seen_ids[row.id] = row.title
         seen_tokens[tokens] = row.title

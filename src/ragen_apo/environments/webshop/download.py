@@ -219,7 +219,11 @@ def _check_present(size: str, folder: Path, source: Path | None, progress: Progr
         origin = None if source is None else source / remote.name
         if origin is None or not origin.exists():
             continue
-        if not path.exists() or not filecmp.cmp(origin, path, shallow=False):
+        if not path.exists():
+            raise EnvironmentDataError(
+                f"{folder} has no {remote.name}, and {source} has one; take it over with --force"
+            )
+        if not filecmp.cmp(origin, path, shallow=False):
             raise EnvironmentDataError(
                 f"{path} is there already and differs from {origin}; replace it with --force"
             )

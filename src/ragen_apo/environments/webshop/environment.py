@@ -231,6 +231,12 @@ class WebShopEnvironment:
 
     def tasks(self, split: str) -> Sequence[Task]:
         """The goals of a split in upstream's order; raises ConfigError for an unknown split."""
+        if self.options.goals == "human" and self.num_goals == 0:
+            raise ConfigError(
+                f"environment.goals is human, and {resolve_data(str(self.options.data))} has no "
+                "goals that people wrote (items_human_ins.json); get them with `ragen-apo data "
+                "webshop`, or set goals to synthetic"
+            )
         per_product = self.options.train_goals_per_product if split == "train" else None
         return self._book.tasks(split, self.options.split_scheme, per_product=per_product)
 

@@ -41,7 +41,7 @@ def stream_json_object(path: Path) -> Iterator[tuple[tuple[str, Any], float]]:
 
 def _stream(path: Path, brackets: str, decode: Any) -> Iterator[tuple[Any, float]]:
     size = max(path.stat().st_size, 1)
-    buffer, position = "", 0
+    buffer, position, fault = "", 0, None
     expected: Literal["opening", "value or end", "value", "comma or end"] = "opening"
     with path.open("rb") as file, io.TextIOWrapper(file, encoding="utf-8-sig") as stream:
         while True:
@@ -64,8 +64,8 @@ def _stream(path: Path, brackets: str, decode: Any) -> Iterator[tuple[Any, float
                 raise ValueError(f"expected a value, got {following!r}")
             try:
                 value, end = decode(buffer, position)
-            except json.JSONDecodeError:
-                value, end = None, len(buffer)
+            except json.JSONDecodeError as error:
+                value, end, fault = None, len(buffer), error
                 if len(buffer) - position > MAX_RECORD_CHARACTERS:
                     raise
             except RecursionError:
@@ -74,15 +74,19 @@ def _stream(path: Path, brackets: str, decode: Any) -> Iterator[tuple[Any, float
                 yield value, file.tell() / size
                 expected, position = "comma or end", end
             else:  # A value that ends with what was read may go on.
-                buffer, position = buffer[position:] + _read_more(stream, len(buffer) - position), 0
+                # At least as much again, so that a long value is not begun anew too often.
+                more = stream.read(max(READ_CHARACTERS, len(buffer) - position))
+                if not more:
+                    raise ValueError(_why_no_end(fault))
+                buffer, position = buffer[position:] + more, 0
 
 
-def _read_more(stream: TextIO, at_hand: int) -> str:
-    """At least as much again as is at hand, so that a long value is not begun anew too often."""
-    more = stream.read(max(READ_CHARACTERS, at_hand))
-    if not more:
-        raise ValueError("it has no end: the file is cut off")
-    return more
+def _why_no_end(fault: json.JSONDecodeError | None) -> str:
+    """Of a value that could not be read to the end of the file."""
+    if fault is None or fault.msg.startswith("Unterminated") or not fault.doc[fault.pos :].strip():
+        return "it has no end: the file is cut off"
+    around = fault.doc[max(fault.pos - 30, 0) : fault.pos + 30]
+    return f"{fault.msg} in {around!r}"
 
 
 def _expect_blanks(text: str, stream: TextIO) -> None:

@@ -286,11 +286,14 @@ class GoalShopper(_Shopper):
     def _prepare(self) -> None:
         self.has_erred = False
         self.goal = goal_of_task(self.task, self.shop.catalog)
+        self.clicked: set[tuple[str, str]] = set()
         queries = [searchable(query) for query in self._queries()]
-        ranks = [self._rank(query) for query in queries]
-        on_first_page = [rank for rank in ranks if rank < PAGE_SIZE]
-        best = on_first_page[0] if on_first_page else min(ranks)
-        self.query = queries[ranks.index(best)]
+        ranks: list[int] = []
+        for query in queries:
+            ranks.append(self._rank(query))
+            if ranks[-1] < PAGE_SIZE:
+                break
+        self.query = queries[ranks.index(min(ranks))]
 
     def _rank(self, query: str) -> int:
         found = self.shop.catalog.search(query.lower())
@@ -332,9 +335,12 @@ class GoalShopper(_Shopper):
             offered = {value: click for (of, value), click in targets.items() if name in ("", of)}
             value = _closest(wanted, list(offered))
             taken = visit.selected if name else visit.selected.values()
-            if value is not None and (name or value) not in taken:
-                wish = f"{name}: {value}" if name else value
-                return self._click(f"I need one with {wish}.", offered[value])
+            if value is None or (name or value) in taken or (name, value) in self.clicked:
+                continue
+            if not name:  # people may want two values of one option, and the second replaces one
+                self.clicked.add((name, value))
+            wish = f"{name}: {value}" if name else value
+            return self._click(f"I need one with {wish}.", offered[value])
         return self._click("Everything fits, I buy it.", "buy now")
 
 
