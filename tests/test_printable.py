@@ -5,6 +5,7 @@ import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -69,7 +70,14 @@ def test_an_error_of_ours_is_its_sentence_in_one_line_without_its_type() -> None
     assert len(exception_in_words(ConfigError("x" * 100_000))) < 400
 
 
-@pytest.mark.parametrize("call", [lambda: json.loads("{"), lambda: int("x")])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: json.loads("{"),
+        lambda: int("x"),
+        lambda: np.random.default_rng(0).integers(0),  # raises in compiled code
+    ],
+)
 def test_where_a_library_raises_the_line_that_called_it_is_named(
     call: Callable[[], object],
 ) -> None:

@@ -65,9 +65,14 @@ def raised_in_words(error: BaseException) -> str:
     If a library raised it, the line that called the library is named: the reader can change that.
     """
     frames = traceback.extract_tb(error.__traceback__)
-    frames = [each for each in frames if not each.filename.startswith(_libraries())] or frames
+    frames = [each for each in frames if not _is_of_library(each.filename)] or frames
     where = f" in {frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
     return f"{exception_in_words(error)}{where}"
+
+
+def _is_of_library(file: str) -> bool:
+    # Compiled code names its source, which is not here: numpy/random/mtrand.pyx.
+    return file.startswith(_libraries()) or file.endswith((".pyx", ".pxd", ".pxi"))
 
 
 @functools.cache

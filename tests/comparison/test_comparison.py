@@ -390,6 +390,12 @@ def test_nothing_is_said_to_be_reached_where_a_run_had_no_success() -> None:
     assert header[:4] == ["run", "time to 90%", "tokens to 90%", "mean success"]
     assert len(row) == len(header)
     assert "A run had no success at all." in explanation([failed], settings=settings)
+    low = [0.4, 0.3, 0.35]
+    stuck = replace(MEASUREMENT, points=[Point(n, n, low[n], n) for n in range(3)])
+    header, _ = rows_of_algorithms([stuck, MEASUREMENT], settings=settings)
+    assert header[1] == "time to 90%", "40% is what both had before their first step"
+    said = " ".join(explanation([stuck, MEASUREMENT], settings=settings))
+    assert "40.0% is what every run reached, and all had it before they were trained" in said
     limited = settings.model_copy(update={"budget": BudgetConfig(seconds=10)})
     said = explanation([failed], settings=limited)
     assert "A run had no success at all within the budget." in said, "it may have had some later"

@@ -175,3 +175,20 @@ def test_rollouts_far_below_greedy_play_are_said(build_run: Callable[..., Path])
     assert sentence.startswith("Sampled rollouts solved 20.0% of training tasks in the last steps")
     assert said(sampled=0.2, temperature=1.0) == []
     assert said(sampled=0.2, search={"label": "the best of 8"}) == []
+
+
+def test_greedy_play_far_below_the_rollouts_is_said(build_run: Callable[..., Path]) -> None:
+    run = load_run(build_run())
+    rows = [{**row, "success_rate": 0.6} for row in run.metrics[-5:]]
+    played = {"evaluation": {"split": "test", "temperature": 0.0}, "success_rate": 0.1}
+    changed = dataclasses.replace(run, metrics=rows, results={**run.results, **played})
+    (sentence,) = (each for each in key_sentences(changed) if "--temperature 1" in each)
+    assert "Sampled rollouts solved 60.0%" in sentence and "solves 10.0%" in sentence
+
+
+def test_a_policy_below_its_reference_is_told_where_to_read(build_run: Callable[..., Path]) -> None:
+    run = load_run(build_run())
+    worse = dataclasses.replace(run, results={**run.results, "success_rate": 0.1})
+    assert key_sentences(worse)[0].startswith("-28.8 points against the reference (warm start)")
+    assert "“Nothing is learned” in docs/troubleshooting.md" in key_sentences(worse)[0]
+    assert "troubleshooting" not in " ".join(key_sentences(run))

@@ -194,6 +194,9 @@ def test_where_most_responses_were_unreadable_the_prompt_must_state_the_form():
     assert "In 97% of the turns the response held no readable answer" in result["advice"]
     assert "cut off, raise agent.max_response_tokens" in result["advice"]
     assert "set agent.system_prompt: rules_and_format" in result["advice"]
+    told = report([False] * 4, faults=Faults(unreadable=0.97, form_is_told=True))
+    assert "rules_and_format" not in told["advice"]
+    assert "let the model imitate demonstrations first" in told["advice"]
     readable = report([False] * 4, faults=Faults(unreadable=0.2))
     assert "rules_and_format" not in readable["advice"]
 

@@ -40,8 +40,8 @@ __all__ = ["app", "main"]
 
 
 _KEPT = (
-    "Nothing that was saved is lost; train continues with --resume, compare and evaluate "
-    "--api-model with the same command."
+    "Nothing that was saved is lost; train continues with --resume if its run directory is there, "
+    "compare and evaluate --api-model with the same command."
 )
 _MIN_COLUMNS = 20
 

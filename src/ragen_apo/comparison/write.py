@@ -136,9 +136,7 @@ def explanation(measurements: Sequence[Measurement], *, settings: ComparisonConf
         f"Means over seeds {seeds}." if len(settings.seeds) > 1 else f"One seed, {seeds}.",
         "Seconds and generated tokens include Stage 1 and distillation, not the warm start and the"
         " evaluations." + costs,
-        f"{percent(common)} is what every run reached{within}."
-        if common
-        else f"A run had no success at all{within}.",
+        _of_all(measurements, common, within=within),
         "Mean success: area under the curve of success against tokens, up to"
         f" {counted(shortest, 'token')}, where the curve of the {shortest_run} ends.",
         "Costs of a target are those of the first evaluation that reaches it, in the seeds that"
@@ -159,7 +157,8 @@ def rows_of_algorithms(
     common, shortest = _common(measurements)
     targets = [_goal(target) for target in settings.target]
     pass_k = max((run.pass_k for run in measurements if run.pass_k is not None), default=None)
-    shared = [common] if common else []  # that all runs have 0 before they begin says nothing
+    # What all runs have before they begin says nothing.
+    shared = [common] if _is_reached_later(measurements, common) else []
     goals = [*map(percent, shared), *targets]
     costs = [f"{what} to {goal}" for goal in goals for what in _COSTS]
     header = ["run", *costs, "mean success"]
@@ -224,6 +223,23 @@ def _common(measurements: Sequence[Measurement]) -> tuple[float, int]:
     used = [run.points[-1].tokens for run in measurements]
     # A run whose first evaluation lies outside of the budget has no curve to compare.
     return best, min((tokens for tokens in used if tokens > 0), default=1)
+
+
+def _is_reached_later(measurements: Sequence[Measurement], common: float) -> bool:
+    """Whether a run has to train for what all of them reach."""
+    firsts = [run.first_at(common) for run in measurements]
+    return any(first is not None and first.tokens > 0 for first in firsts)
+
+
+def _of_all(measurements: Sequence[Measurement], common: float, *, within: str) -> str:
+    if not common:
+        return f"A run had no success at all{within}."
+    if _is_reached_later(measurements, common):
+        return f"{percent(common)} is what every run reached{within}."
+    return (
+        f"{percent(common)} is what every run reached{within}, and all had it before they were "
+        "trained: one of them never rose above it."
+    )
 
 
 def _costs(points: Sequence[Point | None]) -> tuple[str, str]:

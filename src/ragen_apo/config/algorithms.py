@@ -145,7 +145,7 @@ def algorithm_class(name: object) -> type[AlgorithmConfig]:
     meant = f" (did you mean {close[0]}?)" if close else ""
     raise ValueError(
         f"got {name!r}{meant}, expected {' or '.join(algorithm_names())}; one of another package "
-        "is found once that is installed"
+        "is found once that is installed (docs/adding_an_algorithm.md)"
     )
 
 

@@ -138,11 +138,17 @@ def _comparison(run: RunData) -> str | None:
     for baseline in sorted(baselines, key=lambda row: row.name != "reference"):
         if policy.success_rate is not None and baseline.success_rate is not None:
             points = 100 * (policy.success_rate - baseline.success_rate)
-            return (
+            sentence = (
                 f"{points:+.1f} points against the {baseline.label}: "
                 f"{percent(baseline.success_rate)} to {percent(policy.success_rate)}"
                 f"{_overlap(policy, baseline)}."
             )
+            if points < 0 and run.trained and baseline.name == "reference":
+                sentence += (
+                    " If training has made it worse and this is no chance, “Nothing is learned” in "
+                    "docs/troubleshooting.md says what to try."
+                )
+            return sentence
     return None
 
 
@@ -173,12 +179,18 @@ def _sampled_play(run: RunData) -> str | None:
     is_greedy = played.get("temperature", run.option("evaluation", "temperature")) == 0
     if len(sampled) < LAST_STEPS or greedy is None or not is_greedy or search_label(run):
         return None
-    if greedy - fmean(sampled) < FAR_APART:
+    if abs(greedy - fmean(sampled)) < FAR_APART:
         return None
+    if greedy > fmean(sampled):
+        advice = "If rollouts fail by single unlikely tokens, a lower sampling.temperature helps."
+    else:
+        advice = (
+            "If greedy decoding says the same again and again, `ragen-apo evaluate RUN "
+            "--temperature 1` plays as training does."
+        )
     return (
         f"Sampled rollouts solved {percent(fmean(sampled))} of training tasks in the last steps, "
-        f"greedy decoding solves {percent(greedy)} of the evaluated ones. If rollouts fail by "
-        "single unlikely tokens, a lower sampling.temperature helps."
+        f"greedy decoding solves {percent(greedy)} of the evaluated ones. {advice}"
     )
 
 

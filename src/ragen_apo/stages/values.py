@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from ragen_apo.config import RunConfig
@@ -167,7 +167,10 @@ def _coverage(
     solved = {task_id: successes[task_id] for task_id in task_ids}
     faults = None
     if few_are_solved(solved):  # reading every response back takes a while
-        faults = faults_of(stored_trajectories(store, conditions, tasks))
+        faults = replace(
+            faults_of(stored_trajectories(store, conditions, tasks)),
+            form_is_told=config.agent.system_prompt == "rules_and_format",
+        )
     report = coverage_report(
         {task_id: returns[task_id] for task_id in task_ids},
         solved,

@@ -47,6 +47,8 @@ class Faults:
     """Share of turns whose action the environment could not execute."""
     cut: float = 0.0
     """Share of episodes that ended because the context was full."""
+    form_is_told: bool = False
+    """Whether the system prompt states the form of a response already."""
 
 
 def pass_at_k(*, num_successes: int, num_samples: int, k: int) -> float:
@@ -199,9 +201,7 @@ def _faults_found(faults: Faults) -> list[str]:
         found.append(
             f"In {faults.unreadable:.0%} of the turns the response held no readable "
             "answer. Look at some (`ragen-apo view RUN`, Value store). If they are cut off, raise "
-            "agent.max_response_tokens. If they have another form, set agent.system_prompt: "
-            "rules_and_format; rules alone does not state it. A model that is built on the spot "
-            "learns the form from more demonstrations (warm_start.demonstrations.num_steps)."
+            f"agent.max_response_tokens. {_how_to_get_the_form(faults)}"
         )
     if faults.invalid > MAX_INVALID_SHARE:
         found.append(
@@ -219,6 +219,19 @@ def _faults_found(faults: Faults) -> list[str]:
             "(agent.context.mode: last_turns)."
         )
     return found
+
+
+def _how_to_get_the_form(faults: Faults) -> str:
+    if faults.form_is_told:
+        return (
+            "If they have another form, which the system prompt has told it, let the model imitate "
+            "demonstrations first (warm_start.demonstrations), or take another one."
+        )
+    return (
+        "If they have another form, set agent.system_prompt: rules_and_format; rules alone does "
+        "not state it. A model that is built on the spot learns the form from more demonstrations "
+        "(warm_start.demonstrations.num_steps)."
+    )
 
 
 def _finding(counts: Sequence[tuple[int, int]], returns: Sequence[Sequence[float]]) -> str:
