@@ -197,14 +197,15 @@ def test_a_constant_model_is_hashed_once(
     tiny_model: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = copy.deepcopy(tiny_model)
-    before = model.fingerprint()
     model.is_constant = True
+    before = model.fingerprint()
     hashed = list[object]()
     monkeypatch.setattr(language_model, "update_digest", lambda *given: hashed.append(given))
     assert [model.fingerprint(), model.fingerprint()] == [before, before]
     assert not hashed
     assert model.copy_with({}).fingerprint() != before, "what is put into it may change"
-    assert len(hashed) == 1
+    assert model.without_adapters().fingerprint() != before
+    assert len(hashed) == 2
 
 
 def test_the_fingerprint_stays_when_texts_are_tokenised(tiny_model: LanguageModel) -> None:

@@ -257,7 +257,7 @@ class LanguageModel:
         These are the weights, the architecture's numbers (a rotary base is not a weight), the
         tokenizer, the chat template with the date that it gets, and the end tokens.
         """
-        if self.is_constant and self._fingerprint is not None:
+        if self._fingerprint is not None:
             return self._fingerprint
         architecture = self.config.to_diff_dict()
         rest = {
@@ -273,8 +273,9 @@ class LanguageModel:
         digest = hashlib.sha256(json.dumps(rest, sort_keys=True, default=str).encode())
         with self.whole():
             update_digest(digest, plain_weights(self.model, adapters=self.adapters))
-        self._fingerprint = digest.hexdigest()[:16]
-        return self._fingerprint
+        found = digest.hexdigest()[:16]
+        self._fingerprint = found if self.is_constant else None
+        return found
 
     def save(self, directory: Path) -> None:
         """Writes safetensors, configuration and tokenizer in the form that transformers loads.
@@ -300,14 +301,14 @@ class LanguageModel:
             is_weight = isinstance(own[name], nn.Parameter)
             memo[id(own[name])] = nn.Parameter(tensor, requires_grad=False) if is_weight else tensor
         made = copy.deepcopy(self, memo)
-        made.is_constant = False
+        made.is_constant, made._fingerprint = False, None
         made.model.eval()
         return made
 
     def without_adapters(self) -> LanguageModel:
         """The model that adapters were added to; shares all weights with this one."""
         bare = copy.copy(self)
-        bare.adapters = False
+        bare.adapters, bare.is_constant, bare._fingerprint = False, False, None
         return bare
 
     def _mode(self) -> contextlib.AbstractContextManager[None]:

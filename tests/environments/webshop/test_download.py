@@ -19,6 +19,7 @@ from ragen_apo.environments.webshop import download, fetch
 from ragen_apo.environments.webshop.download import download_data
 from ragen_apo.environments.webshop.fetch import FetchError, Patience
 from ragen_apo.environments.webshop.generated import write_generated_files
+from ragen_apo.environments.webshop.json_streams import READ_CHARACTERS, stream_json_array
 from ragen_apo.errors import EnvironmentDataError
 from ragen_apo.progress import SilentProgress
 from tests.sweeps import quick_first
@@ -494,6 +495,16 @@ def test_wrong_content_is_an_error_until_it_is_fetched_anew(
     assert not (tmp_path / "webshop" / "small").exists()
     upstream.files[ITEMS_PATH] = right
     assert_in_place(small(force=True), files)
+
+
+def test_a_file_that_ends_in_a_number_is_cut_off_also_behind_a_value_of_many_blocks(
+    tmp_path: Path,
+) -> None:
+    """The first value cannot be read from the first block; that is no fault of the file."""
+    file = tmp_path / "values.json"
+    file.write_text(f'["{"x" * 3 * READ_CHARACTERS}", 12')
+    with pytest.raises(ValueError, match="cut off"):
+        list(stream_json_array(file))
 
 
 def test_files_at_hand_are_copied(upstream: Server, files: Path) -> None:

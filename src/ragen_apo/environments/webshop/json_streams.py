@@ -63,7 +63,7 @@ def _stream(path: Path, brackets: str, decode: Any) -> Iterator[tuple[Any, float
             if following and following in f",{brackets[1]}":
                 raise ValueError(f"expected a value, got {following!r}")
             try:
-                value, end = decode(buffer, position)
+                (value, end), fault = decode(buffer, position), None
             except json.JSONDecodeError as error:
                 value, end, fault = None, len(buffer), error
                 if len(buffer) - position > MAX_RECORD_CHARACTERS:
