@@ -12,7 +12,7 @@ from rich.console import Console
 from ragen_apo.agent.proxy import AgentProxy, EpisodeRequest
 from ragen_apo.config import RunConfig, load_config, resolved_yaml
 from ragen_apo.console import ConsoleProgress
-from ragen_apo.evaluation.evaluate import EvaluationPlan, play_evaluation
+from ragen_apo.evaluation.evaluate import EvaluationPlan
 from ragen_apo.progress import SilentProgress
 from ragen_apo.run_directory import RunDirectory, create_run, open_run
 from ragen_apo.seeding import derive_seed
@@ -86,11 +86,8 @@ def _episodes(
     repeats: Iterable[int],
 ) -> list[Trajectory]:
     proxy = _proxy(run, folder, config)
-    return [
-        episode
-        for repeat in repeats
-        for episode in play_evaluation(proxy, plan, policy_version="benchmark", repeat=repeat)
-    ]
+    requests = [each for n in repeats for each in plan.requests(proxy.environments, repeat=n)]
+    return proxy.rollout(requests, temperature=plan.temperature, policy_version="benchmark")
 
 
 def minutes(run: RunDirectory, *, phases: Collection[str] | None = None) -> float:

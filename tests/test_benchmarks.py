@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from benchmarks import stopping_rule
+from benchmarks import runs, stopping_rule
 from transformers import AutoModelForCausalLM
 
 from ragen_apo.agent.assembly import build_environments, build_proxy
@@ -124,6 +124,18 @@ def test_episode_rates_are_medians_over_the_steps_of_a_run(
 
 
 @pytest.mark.slow
+@pytest.mark.slow
+def test_a_model_folder_plays_each_task_as_often_as_asked(finished_run: Path) -> None:
+    run = open_run(finished_run)
+    folder = run.reference(0)
+    with factories.threads_restored():
+        greedy = runs.greedy_episodes(run, folder, split="test", num_episodes=2)
+        sampled = runs.sampled_episodes(run, folder, split="test", num_episodes=2, num_samples=3)
+    assert len({each.task.task_id for each in greedy}) == len(greedy) == 2
+    assert [each.task for each in sampled] == 3 * [each.task for each in greedy]
+    assert len({each.seed for each in sampled}) == 6
+
+
 def test_the_scale_of_webshop_is_measured_with_different_queries_that_find_something(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

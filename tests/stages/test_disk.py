@@ -105,6 +105,10 @@ def test_a_warm_start_has_as_many_checkpoints_as_planned(tmp_path: Path) -> None
     assert planned(config).num_checkpoints == 6 + 3, "one every second step of six"
     distilled = factories.changed(config, "--distillation.enabled=true")
     assert planned(distilled).num_checkpoints == 9 + 1, "as many as may be kept, and a new one"
+    keys = ("--training.max_tasks=8", "--warm_start.enabled=false", "--distillation.num_epochs=20")
+    few = planned(factories.changed(distilled, *keys))
+    # 20 times 8 tasks of 2 samples are 20 updates of 16, with 2 checkpoints.
+    assert few.num_checkpoints == 2 + 3
 
 
 @pytest.mark.slow

@@ -32,6 +32,7 @@ from ragen_apo.environments.base import (
     ScriptedPolicy,
     TextEnvironment,
     close_environment,
+    policies_of,
 )
 from ragen_apo.environments.foreign import FOREIGN_FAILURES
 from ragen_apo.environments.process import EnvironmentProcessError, ProcessEnvironment
@@ -166,14 +167,7 @@ class EnvironmentManager:
     def scripted_policies(self) -> Mapping[str, Callable[[], ScriptedPolicy]]:
         """The environment's policies by name."""
         with self._in_its_name():
-            policies = self._prototype.scripted_policies()
-            if not isinstance(policies, Mapping):
-                raise EnvironmentFaultError(
-                    f"the environment {self.properties.name!r}: scripted_policies returned "
-                    f"{shortened(repr(policies), 80)}; expected a dictionary of names and of what "
-                    "makes a policy, empty where there are none"
-                )
-            return policies
+            return policies_of(self._prototype)
 
     def map(self, work: Callable[..., Result], *arguments: Iterable[Any]) -> Iterator[Result]:
         """The results of `work` on environments of their own, in order, as `builtins.map`.

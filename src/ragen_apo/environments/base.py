@@ -190,6 +190,18 @@ def tasks_of(environment: HasTasks, split: str) -> Sequence[Task]:
     return tasks
 
 
+def policies_of(environment: HasTasks) -> Mapping[str, Callable[[], ScriptedPolicy]]:
+    """Its scripted policies by name; raises EnvironmentFaultError for what is no dictionary."""
+    policies = environment.scripted_policies()
+    if not isinstance(policies, Mapping):
+        raise EnvironmentFaultError(
+            f"the environment {environment.properties.name!r}: scripted_policies returned "
+            f"{shortened(repr(policies), 80)}; expected a dictionary of names and of what makes a "
+            "policy, empty where there are none"
+        )
+    return policies
+
+
 def task_at(environment: HasTasks, split: str, index: int, *, named: str = "--task") -> Task:
     """A task by its number, from 0; raises ConfigError as `tasks_of`, and for other numbers."""
     tasks = tasks_of(environment, split)

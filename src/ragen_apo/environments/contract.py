@@ -28,7 +28,13 @@ from ragen_apo.environments.answers import (
     problem_with_text,
     turn_limit,
 )
-from ragen_apo.environments.base import Reply, ScriptedPolicy, TextEnvironment, close_environment
+from ragen_apo.environments.base import (
+    Reply,
+    ScriptedPolicy,
+    TextEnvironment,
+    close_environment,
+    policies_of,
+)
 from ragen_apo.environments.foreign import FOREIGN_FAILURES
 from ragen_apo.environments.tools import Tool
 from ragen_apo.errors import ConfigError, EnvironmentFaultError, RagenApoError
@@ -156,7 +162,7 @@ def _both_ends(text: str) -> str:
 def episodes(make: Factory) -> Iterator[tuple[str, Episode]]:
     """Each scripted policy, by name, in a few tasks of each split."""
     environment = make()
-    policies = sorted(environment.scripted_policies().items())
+    policies = sorted(policies_of(environment).items())
     for split in environment.properties.splits:
         for task in environment.tasks(split)[:NUM_TASKS]:
             for name, make_policy in policies:
@@ -278,7 +284,7 @@ def seeds_matter_where_it_is_declared(make: Factory) -> None:
     In one that is not, it changes something in some task.
     """
     environment = make()
-    policies = environment.scripted_policies().values()
+    policies = policies_of(environment).values()
     differ = False
     for task, make_policy in itertools.product(_tasks(environment, 30), policies):
         actions = [step.reply.action for step in play(environment, task, make_policy()).steps]
@@ -308,7 +314,7 @@ def any_text_is_answered(make: Factory) -> None:
     environment = make()
     task = _first_task(environment)
     verbs = dict.fromkeys(("", *environment.properties.rules.split()[:30]))
-    for make_policy in environment.scripted_policies().values():
+    for make_policy in policies_of(environment).values():
         verbs |= {step.reply.action: None for step in play(environment, task, make_policy()).steps}
     texts = [(f"{verb} {odd}", 1) for verb in itertools.islice(verbs, 60) for odd in ODD_TEXTS]
     calls = [(call, MAX_CALLS) for call in _odd_calls(environment.properties.tools)]
@@ -370,7 +376,7 @@ def every_episode_ends(make: Factory) -> None:
     """After `properties.max_turns` turns, or 1,000 where none are declared, whatever is said."""
     environment = make()
     properties, task = environment.properties, _first_task(environment)
-    policies = {**environment.scripted_policies(), "no action": _SaysNothing}
+    policies = {**policies_of(environment), "no action": _SaysNothing}
     for name, make_policy in sorted(policies.items()):
         limit = turn_limit(properties)
         episode = play(environment, task, make_policy(), max_turns=limit)
@@ -412,7 +418,7 @@ def returns_lie_in_the_declared_range(make: Factory) -> None:
 def _unscripted(make: Factory) -> Iterator[tuple[str, Episode]]:
     """Of an environment without scripted policies, an episode of one text."""
     environment = make()
-    if not environment.scripted_policies():
+    if not policies_of(environment):
         yield "any text", play(environment, _first_task(environment), _SaysNothing())
 
 
@@ -426,7 +432,7 @@ def a_reset_leaves_nothing_behind(make: Factory) -> None:
         return first, environment.state_key(), _answer(environment, NO_ACTION)
 
     fresh = opening()
-    for make_policy in environment.scripted_policies().values():
+    for make_policy in policies_of(environment).values():
         play(environment, task, make_policy())
         environment.step(NO_ACTION)  # after the end, too
         if opening() != fresh:
@@ -453,7 +459,7 @@ def random_walks(make: Factory) -> Iterator[tuple[Situation, Future]]:
     environment = make()
     task = _first_task(environment)
     actions = {NO_ACTION}
-    for make_policy in environment.scripted_policies().values():
+    for make_policy in policies_of(environment).values():
         actions |= {step.reply.action for step in play(environment, task, make_policy()).steps}
     choices = sorted(actions)
     generator = np.random.default_rng(0)
@@ -467,7 +473,7 @@ def random_walks(make: Factory) -> Iterator[tuple[Situation, Future]]:
 def scripted_policies_are_there_and_read_anything(make: Factory) -> None:
     """`random` and `heuristic` exist, and no policy raises at an observation it does not know."""
     environment = make()
-    policies = environment.scripted_policies()
+    policies = policies_of(environment)
     missing = {"random", "heuristic"} - set(policies)
     if missing:
         raise ContractError(f"there is no scripted policy {' and no '.join(sorted(missing))}")
@@ -490,7 +496,7 @@ def properties_do_not_change(make: Factory) -> None:
     """The declared properties never change, and there are rules."""
     environment = make()
     before = environment.properties
-    for make_policy in environment.scripted_policies().values():
+    for make_policy in policies_of(environment).values():
         play(environment, _first_task(environment), make_policy())
     if environment.properties != before:
         raise ContractError(f"properties changed: {before} to {environment.properties}")
@@ -584,7 +590,7 @@ def episodes_in_threads_are_as_one_by_one(make: Factory, *, num_workers: int = 1
     None of `PROMISES`: with one worker, an environment may belong to one thread.
     """
     environment = make()
-    policies = sorted(environment.scripted_policies().items())
+    policies = sorted(policies_of(environment).items())
     jobs = [(*policy, task) for policy in policies for task in _tasks(environment, NUM_TASKS)]
     alone = [play(environment, task, make_policy()) for _, make_policy, task in jobs]
 
@@ -630,7 +636,7 @@ def policy_table(environment: TextEnvironment, *, num_tasks: int) -> dict[str, P
     tasks = _tasks(environment, num_tasks)
     limit = turn_limit(environment.properties)
     table = {}
-    for name, make_policy in environment.scripted_policies().items():
+    for name, make_policy in policies_of(environment).items():
         try:
             played = [
                 play(environment, task, make_policy(), seed=seed, max_turns=limit)

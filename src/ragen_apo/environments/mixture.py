@@ -25,6 +25,7 @@ from ragen_apo.environments.base import (
     TextEnvironment,
     close_environment,
     make_environment,
+    policies_of,
     validate_options,
 )
 from ragen_apo.errors import ConfigError
@@ -111,7 +112,7 @@ class MixtureEnvironment:
 
     def scripted_policies(self) -> Mapping[str, Callable[[], ScriptedPolicy]]:
         """The policies that every part has; each plays a task as the part's own does."""
-        of_parts = {label: part.scripted_policies() for label, part in self._parts.items()}
+        of_parts = {label: policies_of(part) for label, part in self._parts.items()}
         shared = set.intersection(*(set(policies) for policies in of_parts.values()))
         names = {label: part.properties.name for label, part in self._parts.items()}
         return {

@@ -184,9 +184,10 @@ def _sampled_play(run: RunData) -> str | None:
     if greedy > fmean(sampled):
         advice = "If rollouts fail by single unlikely tokens, a lower sampling.temperature helps."
     else:
+        temperature = compact(finite(run.option("sampling", "temperature")) or 1.0)
         advice = (
-            "If greedy decoding says the same again and again, `ragen-apo evaluate RUN "
-            "--temperature 1` plays as training does."
+            "Either other tasks are harder for it, or greedy decoding says the same again and "
+            f"again: `ragen-apo evaluate RUN --temperature {temperature}` samples as training does."
         )
     return (
         f"Sampled rollouts solved {percent(fmean(sampled))} of training tasks in the last steps, "

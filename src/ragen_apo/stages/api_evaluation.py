@@ -99,6 +99,7 @@ def evaluate_api_model(
     environments = build_environments(config.environment, config.agent, rollouts, say=progress.warn)
     plan = _plan(config)
     tasks_of(environments, plan.split)
+    environments.scripted_policies()  # their outcome comes last
     requests = plan.requests(environments)
     if not run.api_config.exists():
         write_text_atomically(run.api_config, dump_yaml(config.written()))

@@ -95,7 +95,7 @@ def plan_disk(
         num_models += config.distillation.enabled
         ever += math.ceil(training.max_steps / training.checkpoint_every)
         if config.distillation.enabled:
-            ever = most  # of how many episodes, and so in how many updates, nobody knows yet
+            ever += _most_of_distillation(config, most=most)
         if config.algorithm.traits.has_critic:
             checkpoint *= 2
         if config.algorithm.keeps_a_copy:
@@ -107,6 +107,17 @@ def plan_disk(
         checkpoint=checkpoint,
         written=_num_written(folder),
     )
+
+
+def _most_of_distillation(config: RunConfig, *, most: int) -> int:
+    """Checkpoints, if all samples were imitated; `most` where nobody has said of how many tasks."""
+    values, settings = config.values, config.distillation
+    if config.training.max_tasks is None:
+        return most
+    samples = max(values.num_samples, values.max_samples if values.adaptive else 0)
+    num_episodes = config.training.max_tasks * samples
+    num_updates = math.ceil(settings.num_epochs * num_episodes / settings.batch_size)
+    return math.ceil(num_updates / config.warm_start.checkpoint_every)
 
 
 def more_than_fits(config_of: Mapping[Path, RunConfig], *, reference: Path) -> str | None:

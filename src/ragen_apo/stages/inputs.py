@@ -18,7 +18,7 @@ from ragen_apo.config.rollouts import RolloutsConfig
 from ragen_apo.distributed.sharding import require_fully_shard
 from ragen_apo.distributed.torchrun import this_worker
 from ragen_apo.environments.answers import problem_with_tasks
-from ragen_apo.environments.base import HasTasks, opened_environment, tasks_of
+from ragen_apo.environments.base import HasTasks, opened_environment, policies_of, tasks_of
 from ragen_apo.environments.foreign import in_one_sentence
 from ragen_apo.environments.human.recordings import select_recordings
 from ragen_apo.errors import ConfigError, EnvironmentFaultError
@@ -190,7 +190,7 @@ def _check_teacher(config: RunConfig, environment: HasTasks) -> None:
     demonstrates = config.warm_start.enabled and demonstrations.recordings is None
     if not demonstrates and config.policy.path is not None:
         return
-    policies = environment.scripted_policies()
+    policies = policies_of(environment)
     if demonstrations.teacher in policies or (not demonstrates and "random" in policies):
         return
     there = ", ".join(sorted(policies)) or "none at all"

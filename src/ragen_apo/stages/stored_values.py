@@ -117,9 +117,10 @@ def selected_tasks(
 ) -> Sequence[Task]:
     """The tasks that Stage 2 trains on under this reference: all without `rollout_filter`.
 
-    All for algorithms without a Stage 1 as well, which filter the rollouts of each step. None may
-    be left under a trained reference (`version` above 0), which ends Stage 2. Raises TrainingError
-    if none is left under the first one and MissingValueError if the store lacks a task.
+    All for algorithms without a Stage 1 as well, which filter the rollouts of each step. Empty
+    where a trained reference (`version` above 0) always solves most tasks, and of the others none
+    has samples that differ. Raises TrainingError if no task is left for other reasons and
+    MissingValueError if the store lacks one.
     """
     config = session.config
     if not config.needs_values or config.rollout_filter.strategy == "none":
@@ -144,7 +145,8 @@ def _selected_by_store(
         store.values(conditions, [task.task_id for task in tasks], beta=config.values.beta1)
         selection = select_stored_tasks(store, conditions, tasks, config.rollout_filter)
     session.progress.say(selection.counts.sentence())
-    if not selection.tasks and version > 0:
+    solved = selection.counts.always_solved
+    if not selection.tasks and version > 0 and 2 * solved >= len(tasks):
         return ()
     if not selection.tasks:
         raise TrainingError(

@@ -77,7 +77,10 @@ def _take_steps(
             _save(session, trainer, position)
     stopped = watch.stopped
     if not trainer.tasks:
-        reason = "under the new reference no task has samples that differ (rollout_filter)"
+        reason = (
+            "the new reference solves most tasks in all their samples, and of the others none has "
+            "samples that differ (rollout_filter)"
+        )
         stopped = EarlyStop("rollout_filter", position.step, reason)
     if stopped and stopped.step < max_steps and session.ranks.is_first:
         _note_early_stop(session, stopped)

@@ -128,6 +128,7 @@ def estimate_values(
     config = session.config
     num_samples = config.reference.num_samples if version > 0 else None
     conditions = session.conditions(reference)
+    schedule = sample_schedule(config.values, num_samples=num_samples)
     round_total = -1
 
     def on_progress(done: int, total: int) -> None:
@@ -145,12 +146,14 @@ def estimate_values(
             store,
             tasks,
             conditions=conditions,
-            schedule=sample_schedule(config.values, num_samples=num_samples),
+            schedule=schedule,
             seed=derive_seed(config.seed, conditions.reference_fingerprint),
             on_progress=on_progress,
         )
         report = asked(
-            session.ranks, store, lambda store: _coverage(store, conditions, tasks, config)
+            session.ranks,
+            store,
+            lambda store: _coverage(store, conditions, tasks, config, num_first=schedule.first),
         )
     session.progress.say(coverage_sentence(report))
     if advise and report["advice"]:
@@ -159,7 +162,12 @@ def estimate_values(
 
 
 def _coverage(
-    store: ValueStore, conditions: SamplingConditions, tasks: Sequence[Task], config: RunConfig
+    store: ValueStore,
+    conditions: SamplingConditions,
+    tasks: Sequence[Task],
+    config: RunConfig,
+    *,
+    num_first: int,
 ) -> dict[str, Any]:
     """What the stored samples of these tasks say about the reference."""
     task_ids = [task.task_id for task in tasks]
@@ -176,6 +184,7 @@ def _coverage(
         solved,
         beta=config.values.beta1,
         faults=faults,
+        num_first=num_first if config.values.adaptive else None,
     )
     min_visits = config.algorithm.min_state_visits
     # A regression values every state.

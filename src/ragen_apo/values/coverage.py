@@ -10,8 +10,8 @@ c successes in n >= k samples (Chen et al., arXiv 2107.03374):
     pass@k = 1 - C(n - c, k) / C(n, k)
 
 Without bias, that is, where n does not depend on the samples. Adaptive sampling stops where a task
-is solved. So for k up to the number of samples that all tasks have, that many first samples of each
-count. For larger k a task with fewer samples counts with its pass@n.
+is solved. So for k up to `values.num_samples`, that many first samples of each count then. For
+larger k all count, and of a task with fewer samples its pass@n; that is too high.
 """
 
 from __future__ import annotations
@@ -67,12 +67,14 @@ def coverage_report(
     *,
     beta: float,
     faults: Faults | None = None,
+    num_first: int | None = None,
 ) -> dict[str, Any]:
     """Statistics of the samples of each task, as JSON values; docs/metrics.md has every key.
 
     Means are over tasks, each with the same weight however often it was sampled. `faults` are those
-    of the episodes, if they were counted. Raises ValueError unless both mappings have the same
-    tasks, each with the same number of samples, at least one.
+    of the episodes, if they were counted. `num_first`: after how many samples of a task its
+    successes decided whether it got more, if they did. Raises ValueError unless both mappings have
+    the same tasks, each with the same number of samples, at least one.
     """
     num_returns = {task: len(returns) for task, returns in returns_by_task.items()}
     num_outcomes = {task: len(successes) for task, successes in successes_by_task.items()}
@@ -91,7 +93,9 @@ def coverage_report(
         "tasks_by_num_samples": {
             str(n): tasks for n, tasks in sorted(Counter(n for _, n in counts).items())
         },
-        "pass_at_k": {str(k): _mean_pass_at(k, successes_by_task.values()) for k in ks},
+        "pass_at_k": {
+            str(k): _mean_pass_at(k, successes_by_task.values(), num_first=num_first) for k in ks
+        },
         "tasks_below_k": {str(k): sum(n < k for _, n in counts) for k in ks},
         "share_never_solved": sum(c == 0 for c, _ in counts) / num_tasks,
         "share_always_solved": sum(c == n for c, n in counts) / num_tasks,
@@ -113,10 +117,9 @@ def coverage_report(
     }
 
 
-def _mean_pass_at(k: int, successes: Collection[Sequence[bool]]) -> float:
+def _mean_pass_at(k: int, successes: Collection[Sequence[bool]], *, num_first: int | None) -> float:
     """pass@k, mean over tasks; of fewer than k samples pass@n."""
-    fewest = min(map(len, successes))
-    end = fewest if k <= fewest else None  # how many came later depends on the successes
+    end = num_first if num_first is not None and k <= num_first else None
     first = [each[:end] for each in successes]
     return sum(
         pass_at_k(num_successes=sum(each), num_samples=len(each), k=min(k, len(each)))

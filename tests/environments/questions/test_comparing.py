@@ -88,6 +88,9 @@ def test_a_sign_that_changes_the_number_is_no_decoration(
         ("**42**", "42"),
         (r"**\(42\)**.", "42"),
         ("**Paris**", "paris"),
+        ("**42** apples", "42"),
+        ("***42***", "42"),
+        ("**New** York", "new york"),
     ],
 )
 def test_a_number_may_be_written_as_the_end_of_its_computation(answer: str, right: str) -> None:

@@ -147,6 +147,8 @@ def test_a_shopper_buys_where_people_want_two_values_of_one_option(
     player = environment.scripted_policies()[policy]()
     steps = play(environment, task, player, max_turns=12).steps
     assert steps[-1].terminated and steps[-1].reward > 0
+    said = [step.reply.action for step in steps]
+    assert [said.count(f"click {color}") for color in ("red", "blue")] == [1, 1]
 
 
 def test_equal_human_goals_are_counted_and_those_without_attributes_skipped(tmp_path: Path) -> None:

@@ -32,7 +32,10 @@ _UNKNOWN = re.compile(r"(?<!\d )(?<![A-Za-z])[A-Za-z](?![A-Za-z])")
 _COMPUTED = re.compile(r"[\d+*/^-]")
 _BOXED, _FBOX = re.compile(r"\\boxed\s*\{"), re.compile(r"\\fbox\s*\{")
 _BOX_WITHOUT_BRACES = re.compile(r"\\boxed\s+(?:([^\s$][^$\n]*)\$|(-?[\d.,/]*\d)(?=[\s.,]|$))")
-_FORMULA, _BOLD = re.compile(r"(?<!\\)\\[()\[\]]"), re.compile(r"\*\*([^*]+)\*\*\.?")
+_FORMULA, _BOLD = (
+    re.compile(r"(?<!\\)\\[()\[\]]"),
+    re.compile(r"(?<![\w*])(\*{2,3})([^*\s](?:[^*]*[^*\s])?)\1(?![\w*])"),
+)
 _UNWRAPPED = re.compile(r"\\(?:text|mathrm|mbox|textbf|mathbf)\s*\{([^{}]*)\}")
 _FRACTION = re.compile(r"\\[dtc]?frac\s*(?:\{\s*(-?\d+)\s*\}\s*\{\s*(\d+)\s*\}|(\d)\s*(\d))")
 _NUMBER = re.compile(
@@ -126,9 +129,7 @@ def formula_in(text: str) -> str:
     r"""The text without `\boxed{}`, the signs of a formula (`\(42\)`, `\[42\]`) and of bold text
     (`**42**`).
     """
-    plain = _FORMULA.sub(" ", unboxed(text)).strip()
-    bold = _BOLD.fullmatch(plain)
-    return bold[1] if bold else plain
+    return _FORMULA.sub(" ", _BOLD.sub(r"\2", unboxed(text))).strip()
 
 
 def unwrapped(text: str) -> str:

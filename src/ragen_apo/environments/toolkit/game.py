@@ -110,7 +110,12 @@ class GameEnvironment:
         self._task, self._game = task, game
         self._num_turns = 0
         self._terminated = self._truncated = self._success = False
-        return game.first_observation(), {}
+        try:
+            return game.first_observation(), {}
+        except BaseException:
+            self._close_game()
+            self._game = None
+            raise
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Executes any text; after the end nothing changes and nothing is earned."""
