@@ -124,7 +124,6 @@ def test_episode_rates_are_medians_over_the_steps_of_a_run(
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_a_model_folder_plays_each_task_as_often_as_asked(finished_run: Path) -> None:
     run = open_run(finished_run)
     folder = run.reference(0)
@@ -136,6 +135,7 @@ def test_a_model_folder_plays_each_task_as_often_as_asked(finished_run: Path) ->
     assert len({each.seed for each in sampled}) == 6
 
 
+@pytest.mark.slow
 def test_the_scale_of_webshop_is_measured_with_different_queries_that_find_something(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
