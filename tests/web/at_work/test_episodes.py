@@ -13,7 +13,7 @@ import torch
 from ragen_apo.agent.assembly import build_proxy
 from ragen_apo.environments.shop import ShopEnvironment
 from ragen_apo.errors import RunDirectoryError
-from ragen_apo.evaluation.evaluate import EvaluationPlan, play_evaluation
+from ragen_apo.evaluation.evaluate import EvaluationPlan
 from ragen_apo.policy.recorded_passes import RecordedPasses
 from ragen_apo.policy.scoring import score_tokens
 from ragen_apo.run_directory import RunDirectory
@@ -98,7 +98,8 @@ def test_a_sampled_episode_has_the_tokens_of_the_rollout_with_its_seed(
         session.config, session.load_model(session.run.policy), session.environments
     )
     plan = EvaluationPlan("train", 3, temperature=1.0, seed=session.config.seed)
-    rollout = play_evaluation(proxy, plan, policy_version="trained", repeat=draw)[2]
+    requests = plan.requests(proxy.environments, repeat=draw)
+    rollout = proxy.rollout(requests, temperature=1.0, policy_version="trained")[2]
     watcher.begin(split="train", task=2, temperature=1.0, draw=draw)
     watcher.send("/work/run")
     played = watcher.visit.played
