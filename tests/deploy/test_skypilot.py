@@ -52,7 +52,6 @@ def test_it_has_known_keys_only(task: dict[str, Any]) -> None:
 def test_each_node_starts_torchrun_and_meets_at_the_first(
     task: dict[str, Any], tmp_path: Path
 ) -> None:
-    (tmp_path / "a file").touch()
     world = "{name: shop, max_turns: 5}"
     task["envs"]["OVERRIDES"] = f"--trust-remote-code --seed 1 --environment '{world}' --key '*'"
     assert run_on_a_node(task, tmp_path) == [

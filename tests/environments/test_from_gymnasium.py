@@ -142,7 +142,11 @@ def test_a_reset_that_raises_is_no_wrong_task_and_is_tried_again() -> None:
     environment = make_dice(make=Flaky)
     with pytest.raises(json.JSONDecodeError):
         environment.reset(environment.tasks("train")[0], seed=0)
+    assert environment.state_key() == "none"
     environment.reset(environment.tasks("train")[0], seed=0)
+    with pytest.raises(json.JSONDecodeError):
+        environment.reset(environment.tasks("train")[1], seed=0)
+    assert environment.state_key() == "none", "the episode before cannot be gone on with"
     with pytest.raises(ConfigError, match="cannot set up task"):
         environment.reset(factories.task("throw"), seed=0)
 

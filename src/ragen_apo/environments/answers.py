@@ -20,6 +20,8 @@ MAX_UNDECLARED_TURNS = 1_000
 MAX_SHOWN_CHARACTERS = 80
 LARGEST_REWARD = 1e9
 """In absolute value, for a turn: float32 holds the squares of an episode's sum."""
+TRUTHS_OF_INFO = ("success", "invalid_action")
+"""Keys of `info` with truth values."""
 _METRIC_NAME = re.compile(r"\w[\w.-]{0,59}", re.ASCII)
 _FLAGS_OF_RESPONSES = frozenset(
     flag.value for flag in (TurnFlag.FORMAT_ERROR, TurnFlag.RESPONSE_TRUNCATED, TurnFlag.MISTAKE)
@@ -159,8 +161,7 @@ def problem_with_info(info: object) -> str | None:
             "response that no environment can know; give the flag another name"
         )
     problems = (
-        _problem_with_truth(f"info[{name!r}]", info.get(name, False))
-        for name in ("success", "invalid_action")
+        _problem_with_truth(f"info[{name!r}]", info.get(name, False)) for name in TRUTHS_OF_INFO
     )
     return next(filter(None, problems), None) or _problem_with_metrics(info.get("metrics", {}))
 

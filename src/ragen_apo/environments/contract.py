@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ragen_apo.environments.answers import (
+    TRUTHS_OF_INFO,
     endlessness,
     problem_with_reset,
     problem_with_step,
@@ -49,7 +50,7 @@ Future = tuple[Any, ...]
 """The answer of `step`, and the key of the state after it."""
 
 Info = dict[str, Any]
-READ_OF_INFO = ("success", "invalid_action", "flags", "metrics")
+READ_OF_INFO = (*TRUTHS_OF_INFO, "flags", "metrics")
 NUM_TASKS = 5
 """Tasks of a split that are played."""
 MAX_TURNS = 200
@@ -137,9 +138,6 @@ def _first_observation(environment: TextEnvironment, task: Task, *, seed: int) -
     return answer[0]
 
 
-_TRUTHS = {"success", "invalid_action"}
-
-
 def _answer(environment: TextEnvironment, action: str) -> tuple[str, float, bool, bool, Info]:
     """What is read of a step's answer; raises ContractError for one that cannot be.
 
@@ -150,7 +148,7 @@ def _answer(environment: TextEnvironment, action: str) -> tuple[str, float, bool
         raise ContractError(f"the answer to {_both_ends(action)!r}: {problem}")
     observation, reward, terminated, truncated, info = answer
     read = {key: info[key] for key in READ_OF_INFO if key in info}
-    read |= {key: bool(read[key]) for key in _TRUTHS & read.keys()}  # NumPy has its own
+    read |= {key: bool(read[key]) for key in TRUTHS_OF_INFO if key in read}  # NumPy has its own
     return observation, float(reward), bool(terminated), bool(truncated), read
 
 

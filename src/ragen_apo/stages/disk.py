@@ -114,7 +114,7 @@ def _most_of_distillation(config: RunConfig, *, most: int) -> int:
     values, settings = config.values, config.distillation
     if config.training.max_tasks is None:
         return most
-    samples = max(values.num_samples, values.max_samples if values.adaptive else 0)
+    samples = values.max_samples if values.adaptive else values.num_samples
     num_episodes = config.training.max_tasks * samples
     num_updates = math.ceil(settings.num_epochs * num_episodes / settings.batch_size)
     return math.ceil(num_updates / config.warm_start.checkpoint_every)

@@ -32,10 +32,8 @@ _UNKNOWN = re.compile(r"(?<!\d )(?<![A-Za-z])[A-Za-z](?![A-Za-z])")
 _COMPUTED = re.compile(r"[\d+*/^-]")
 _BOXED, _FBOX = re.compile(r"\\boxed\s*\{"), re.compile(r"\\fbox\s*\{")
 _BOX_WITHOUT_BRACES = re.compile(r"\\boxed\s+(?:([^\s$][^$\n]*)\$|(-?[\d.,/]*\d)(?=[\s.,]|$))")
-_FORMULA, _BOLD = (
-    re.compile(r"(?<!\\)\\[()\[\]]"),
-    re.compile(r"(?<![\w*])(\*{2,3})([^*\s](?:[^*]*[^*\s])?)\1(?![\w*])"),
-)
+_FORMULA = re.compile(r"(?<!\\)\\[()\[\]]")
+_BOLD = re.compile(r"(?<![\w*])(\*{2,3})([^*\s](?:[^*]*[^*\s])?)\1(?![\w*])")
 _UNWRAPPED = re.compile(r"\\(?:text|mathrm|mbox|textbf|mathbf)\s*\{([^{}]*)\}")
 _FRACTION = re.compile(r"\\[dtc]?frac\s*(?:\{\s*(-?\d+)\s*\}\s*\{\s*(\d+)\s*\}|(\d)\s*(\d))")
 _NUMBER = re.compile(

@@ -97,25 +97,25 @@ class GameEnvironment:
     def reset(self, task: Task, *, seed: int) -> tuple[str, dict[str, Any]]:
         self._close_game()
         try:
-            game = self._start(task, seed)
-        except Exception as error:
-            self._game = None  # the episode before it is over
-            if not isinstance(error, (KeyError, TypeError, ValueError)):
-                raise
+            game = self._started(task, seed)
+            self._task, self._game = task, game
+            self._num_turns = 0
+            self._terminated = self._truncated = self._success = False
+            return game.first_observation(), {}
+        except BaseException:
+            self._close_game()
+            self._game = None  # neither this episode nor the one before it can be gone on with
+            raise
+
+    def _started(self, task: Task, seed: int) -> Game:
+        try:
+            return self._start(task, seed)
+        except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(
                 f"{self.properties.name} cannot set up task {task.task_id} of "
                 f"{task.environment!r} ({error}); expected a task of {self.properties.name} with "
                 "the same options"
             ) from error
-        self._task, self._game = task, game
-        self._num_turns = 0
-        self._terminated = self._truncated = self._success = False
-        try:
-            return game.first_observation(), {}
-        except BaseException:
-            self._close_game()
-            self._game = None
-            raise
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Executes any text; after the end nothing changes and nothing is earned."""

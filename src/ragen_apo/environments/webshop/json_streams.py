@@ -41,7 +41,7 @@ def stream_json_object(path: Path) -> Iterator[tuple[tuple[str, Any], float]]:
 
 def _stream(path: Path, brackets: str, decode: Any) -> Iterator[tuple[Any, float]]:
     size = max(path.stat().st_size, 1)
-    buffer, position, fault = "", 0, None
+    buffer, position = "", 0
     expected: Literal["opening", "value or end", "value", "comma or end"] = "opening"
     with path.open("rb") as file, io.TextIOWrapper(file, encoding="utf-8-sig") as stream:
         while True:
@@ -62,8 +62,9 @@ def _stream(path: Path, brackets: str, decode: Any) -> Iterator[tuple[Any, float
                 continue
             if following and following in f",{brackets[1]}":
                 raise ValueError(f"expected a value, got {following!r}")
+            fault = None
             try:
-                (value, end), fault = decode(buffer, position), None
+                value, end = decode(buffer, position)
             except json.JSONDecodeError as error:
                 value, end, fault = None, len(buffer), error
                 if len(buffer) - position > MAX_RECORD_CHARACTERS:

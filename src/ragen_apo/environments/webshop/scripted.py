@@ -337,7 +337,7 @@ class GoalShopper(_Shopper):
             taken = visit.selected if name else visit.selected.values()
             if value is None or (name or value) in taken or (name, value) in self.clicked:
                 continue
-            if not name:  # people may want two values of one option, and the second replaces one
+            if not name:  # people may want two values of one option: the second undoes the first
                 self.clicked.add((name, value))
             wish = f"{name}: {value}" if name else value
             return self._click(f"I need one with {wish}.", offered[value])
