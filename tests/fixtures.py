@@ -41,7 +41,7 @@ def imports_restored() -> Iterator[None]:
     yield
     sys.path[:] = folders
     for name in [*takewhile(lambda name: name != newest, reversed(sys.modules))]:
-        if re.search(r"_[0-9a-f]{12}$", name):  # as `environments.foreign` names them
+        if re.search(r"_[0-9a-f]{12}$", name):  # as `config.named_code` names them
             del sys.modules[name]
 
 

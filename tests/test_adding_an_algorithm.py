@@ -1,5 +1,6 @@
-"""docs/adding_an_algorithm.md: its algorithm, installed from the page as a user would, trains."""
+"""docs/adding_an_algorithm.md: its algorithm trains, named by its file and installed."""
 
+import importlib
 import os
 import re
 import sys
@@ -9,10 +10,14 @@ from types import ModuleType
 import pytest
 import torch
 
+from ragen_apo.api import read_config
 from ragen_apo.config import algorithms as registry
-from ragen_apo.config import load_config, parse_config
+from ragen_apo.config import load_config, load_run_config, parse_config, resolved_yaml
+from ragen_apo.config.load import read_values
 from ragen_apo.errors import ConfigError
 from ragen_apo.files import read_json_lines
+from ragen_apo.report.algorithm import algorithm_of
+from ragen_apo.report.load import RunData
 from ragen_apo.report.tables import compact_mean
 from ragen_apo.run_directory import RunDirectory
 from tests.command_line import Command, assert_refused
@@ -64,13 +69,21 @@ def installed(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "step_rloo", raising=False)
 
 
+@pytest.fixture
+def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with the page's file and nothing installed."""
+    (tmp_path / "step_rloo.py").write_text(block("python"), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
 @pytest.mark.slow
-@pytest.mark.usefixtures("undrawn")
-def test_the_installed_package_trains_through_the_command_line(site: Path, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("undrawn", "beside")
+def test_the_file_on_the_page_trains_through_the_command_line(tmp_path: Path) -> None:
     world = DOCS / "adding_an_environment.md"
     (tmp_path / "guess_number.py").write_text(block("python", world), encoding="utf-8")
     (tmp_path / "guess_number.yaml").write_text(block("yaml", world), encoding="utf-8")
-    (line,) = re.findall(r"^ragen-apo (train .*--algorithm step_rloo.*)$", PAGE.read_text(), re.M)
+    (line,) = re.findall(r"^ragen-apo (train .*--algorithm \./.*)$", PAGE.read_text(), re.M)
     short = [
         "--warm_start.demonstrations.num_steps=2",
         "--warm_start.demonstrations.num_episodes_per_task=2",
@@ -82,11 +95,7 @@ def test_the_installed_package_trains_through_the_command_line(site: Path, tmp_p
         "--algorithm.baseline_weight=0.5",
     ]
 
-    def with_the_package() -> None:
-        sys.path.insert(0, str(site))
-        os.chdir(tmp_path)
-
-    process = forked_command(tmp_path / "output", *line.split(), *short, before=with_the_package)
+    process = forked_command(tmp_path / "output", *line.split(), *short)
     said = process.ended()
     assert process.returncode == 0, said
     run = tmp_path / "runs" / "step_rloo"
@@ -103,11 +112,91 @@ def test_the_installed_package_trains_through_the_command_line(site: Path, tmp_p
     assert not RunDirectory(run).values.exists()
     saved = (run / "config.yaml").read_text("utf-8")
     assert "baseline_weight: 0.5" in saved and "center_residuals" not in saved
+    assert f"name: {tmp_path}/step_rloo.py:StepRloo" in saved
+    code = (tmp_path / "step_rloo.py").read_text("utf-8")
+    (tmp_path / "step_rloo.py").write_text(f"{code}\n# edited\n", encoding="utf-8")
+    goes_on = ["train", "--run-dir", str(run), "--resume", "--training.max_steps=3"]
+    (tmp_path / "elsewhere").mkdir()
+    for trust, status in ([], 2), (["--trust-remote-code"], 0):
+        process = forked_command(
+            tmp_path / "again",
+            *goes_on,
+            *trust,
+            "--no-evaluate",
+            before=lambda: os.chdir(tmp_path / "elsewhere"),
+        )
+        said = process.ended()
+        assert process.returncode == status, said
+        expected = "was edited since this run started" if trust else "names Python code"
+        assert expected in " ".join(said.split())
+    assert len(list(read_json_lines(run / "metrics.jsonl"))) == 3
+
+
+@pytest.mark.usefixtures("beside")
+def test_the_section_on_the_page_names_the_file(command: Command) -> None:
+    written = block("yaml")
+    settings = parse_config(written, source="page").algorithm
+    assert (settings.traits.label, settings.short_name) == ("Step RLOO", "step_rloo")
+    assert settings.name == f"{Path.cwd()}/step_rloo.py:StepRloo"
+    again = parse_config(f"algorithm: {settings.name}", source="page").algorithm
+    assert type(again) is type(settings) and again.model_dump()["baseline_weight"] == 1.0
+    changed = ["--algorithm.baseline_weight=0.25"]
+    config = Path("rloo.yaml")
+    config.write_text("algorithm: {name: rloo, kl_coefficient: 0.5}\n", encoding="utf-8")
+    named = load_config(config, ["--algorithm", "step_rloo.py:StepRloo", *changed]).algorithm
+    assert named.model_dump()["baseline_weight"] == 0.25
+    assert named.model_dump()["kl_coefficient"] == 0.5
+    with pytest.raises(ConfigError, match=r"baseline_weight: got 2, expected .* at most 1"):
+        parse_config(written, source="page", overrides=["--algorithm.baseline_weight=2"])
+    train = ["train", "--config", config, "--run-dir", "run", "--algorithm"]
+    assert_refused(command(*train, "step_rlo.py:StepRloo"), "there is no file")
+    assert_refused(command(*train, "step_rloo.py:StepRlo"), "did you mean 'StepRloo'?")
+    assert_refused(command(*train, "step_rloo.py"), "names no class; add it behind a colon")
+    Path("other.py").write_text("import ragen_apo\nclass Other: ...\n", encoding="utf-8")
+    assert_refused(command(*train, "other.py:Other"), "is no subclass of AlgorithmConfig")
+    Path("raises.py").write_text("import ragen_apo\n1 / 0\nclass Own: ...\n", encoding="utf-8")
+    assert_refused(command(*train, "raises.py:Own"), "importing it raised ZeroDivisionError")
+    assert not Path("run").exists()
+
+
+@pytest.mark.usefixtures("beside")
+def test_the_code_that_a_run_names_is_imported_only_on_trust() -> None:
+    """A run may come from somebody else: neither its configuration nor its report runs the file."""
+    Path("own.py").write_text(f"{block('python')}\nopen('ran', 'w').close()\n", encoding="utf-8")
+    config = parse_config("algorithm: rloo", source="test")
+    text = resolved_yaml(config).replace("name: rloo", f"name: {Path.cwd()}/own.py:StepRloo")
+    Path("config.yaml").write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"own\.py:StepRloo' names Python code.*--trust-remote"):
+        load_run_config(Path("config.yaml"))
+    run = RunData(name="run", config=read_values("config.yaml")[0], record={}, results={})
+    assert algorithm_of(run).label == "StepRloo"
+    assert not Path("ran").exists()
+    trusted = load_run_config(Path("config.yaml"), may_import=True)
+    assert trusted.algorithm.traits.label == "Step RLOO" and Path("ran").exists()
+
+
+@pytest.mark.usefixtures("beside")
+def test_a_script_hands_its_class_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(Path.cwd())
+    monkeypatch.delitem(sys.modules, "step_rloo", raising=False)
+    own = importlib.import_module("step_rloo").StepRloo
+    for given, weight in (
+        (own, 1.0),
+        (own(baseline_weight=0.5), 0.5),
+        ({"name": own, "baseline_weight": 0.25}, 0.25),
+    ):
+        read = read_config({}, algorithm=given).algorithm
+        assert isinstance(read, own) and read.model_dump()["baseline_weight"] == weight
+        assert read.name == f"{Path.cwd()}/step_rloo.py:StepRloo"
+    assert read_config({}, algorithm=registry.algorithm_class("grpo")).algorithm.name == "grpo"
+    for wrong in (print, 5, dict):
+        with pytest.raises(ConfigError, match="algorithm: got .*expected a name or a subclass"):
+            read_config({}, algorithm=wrong)
 
 
 @pytest.mark.usefixtures("installed")
 def test_its_section_is_read_with_its_own_option_and_without_those_of_others() -> None:
-    written = block("yaml")
+    written = "algorithm: {name: step_rloo, baseline_weight: 0.9}"
     settings = parse_config(written, source="page").algorithm
     assert settings.model_dump()["baseline_weight"] == 0.9
     assert settings.traits.label == "Step RLOO"

@@ -16,8 +16,8 @@ import ragen_apo
 from ragen_apo import api
 from ragen_apo.api import read_config
 from ragen_apo.config import RunConfig, load_config
+from ragen_apo.config.named_code import ENVIRONMENT, provide, reference_to, referenced_code
 from ragen_apo.config.yaml_text import dump_yaml
-from ragen_apo.environments.foreign import provide, reference_to, referenced_factory
 from ragen_apo.environments.frozen_lake import make_frozen_lake
 from ragen_apo.environments.shop import ShopEnvironment
 from ragen_apo.environments.toolkit.game import GameEnvironment
@@ -396,7 +396,7 @@ def test_the_environment_takes_the_place_of_the_configured_one_and_of_its_option
     assert (named.name, named.options) == ("bandit", {})
     section = {"name": make_lake, "size": 4}
     own = read_config(TINY, environment=section).environment
-    assert own.name == reference_to(make_lake) == f"{__name__}:make_lake"
+    assert own.name == reference_to(make_lake, ENVIRONMENT) == f"{__name__}:make_lake"
     assert own.options == {"size": 4}
     assert section["name"] is make_lake
     changed = read_config(TINY, environment={"max_turns": 3}).environment
@@ -412,20 +412,20 @@ def test_a_reference_leads_to_where_a_function_is_defined(monkeypatch: pytest.Mo
         return made.make
 
     script = module("__main__", __file__="/here/script.py", __package__="pkg")
-    assert reference_to(script) == "/here/script.py:make"
+    assert reference_to(script, ENVIRONMENT) == "/here/script.py:make"
     packaged = module("pkg.worlds", __file__="/there/worlds.py", __package__="pkg")
-    assert reference_to(packaged) == "pkg.worlds:make"
+    assert reference_to(packaged, ENVIRONMENT) == "pkg.worlds:make"
     alone = module("worlds", __file__="/there/worlds.py", __package__="")
-    assert reference_to(alone) == "/there/worlds.py:make"
+    assert reference_to(alone, ENVIRONMENT) == "/there/worlds.py:make"
     notebook = module("__main__")
-    assert reference_to(notebook) == "__main__:make"
+    assert reference_to(notebook, ENVIRONMENT) == "__main__:make"
 
 
 def test_what_a_notebook_defined_has_to_be_handed_over_again() -> None:
     with pytest.raises(ConfigError, match="defined in a notebook.*environment=make_only_here"):
-        referenced_factory("__main__:make_only_here")
-    provide("__main__:make_only_here", make_lake)
-    assert referenced_factory("__main__:make_only_here") is make_lake
+        referenced_code("__main__:make_only_here", ENVIRONMENT)
+    provide("__main__:make_only_here", make_lake, ENVIRONMENT)
+    assert referenced_code("__main__:make_only_here", ENVIRONMENT) is make_lake
 
 
 @pytest.mark.parametrize(
@@ -446,7 +446,7 @@ def test_an_environment_that_is_handed_over_can_be_called() -> None:
     """As `open_run(run, environment=...)` does: it once took anything, and evaluating failed."""
     made: Any = make_lake()
     with pytest.raises(ConfigError, match="got <.*GameEnvironment.*expected a function or class"):
-        provide("__main__:make_only_here", made)
+        provide("__main__:make_only_here", made, ENVIRONMENT)
 
 
 def test_a_run_of_a_built_in_environment_takes_no_other(run: ragen_apo.Run) -> None:

@@ -116,7 +116,7 @@ def test_the_file_of_a_run_that_plays_may_be_edited(folder: Path) -> None:
 NOT_AN_ENVIRONMENT = {
     "no_file": ("nothing.py:make", "there is no file {folder}/nothing.py; a relative path starts"),
     "no_function": ("guess.py:make_gues_number", "did you mean 'make_guess_number'?"),
-    "no_colon": ("guess.py", "names no function; add it behind a colon, such as guess.py:make"),
+    "no_colon": ("guess.py", "class; add it behind a colon, such as guess.py:make_environment"),
     "nothing_behind_the_colon": ("guess.py:", "names no function"),
     "no_module": ("no_such_module.at_all:make", "there is no Python file of a module"),
     "not_callable": ("guess.py:NUMBERS", "defines no function or class 'NUMBERS'"),

@@ -27,13 +27,20 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from ragen_apo.choices import RunEnd
 from ragen_apo.config import RunConfig, load_run_config, resolved_yaml
+from ragen_apo.config.algorithms import AlgorithmConfig, provide_algorithm
 from ragen_apo.config.load import config_of, read_values
+from ragen_apo.config.named_code import ENVIRONMENT, is_provided, provide, reference_to
 from ragen_apo.config.overrides import changes_in_words, differences, merge
-from ragen_apo.config.references import code_named_by, is_reference, sends_key, with_absolute_paths
+from ragen_apo.config.references import (
+    TRUST,
+    code_named_by,
+    is_reference,
+    sends_key,
+    with_absolute_paths,
+)
 from ragen_apo.config.search import SearchConfig
 from ragen_apo.config.section import LARGEST
 from ragen_apo.distributed.torchrun import this_worker
-from ragen_apo.environments.foreign import is_provided, provide, reference_to
 from ragen_apo.errors import ConfigError, RunDirectoryError
 from ragen_apo.printable import shortened
 from ragen_apo.progress import Progress, SilentProgress
@@ -92,6 +99,8 @@ def train(
         trust_remote_code: with `resume`, run Python code that the run names.
         progress: show progress on the console.
         **sections: keys of the configuration to change, by section: `algorithm={"beta2": 0.1}`.
+            The name of an algorithm may also be your own class: `algorithm=MyAlgorithm`, or
+            `algorithm={"name": MyAlgorithm, "beta2": 0.1}`. With `resume`, give it again.
 
     Raises:
         ConfigError: the configuration or the environment cannot be used.
@@ -170,7 +179,8 @@ def _continued(
     from ragen_apo.stages.origin import MAY_CHANGE, may_change
 
     files = open_directory(path)
-    began = load_run_config(files.config)
+    sections = _with_named_algorithm(sections)
+    began = load_run_config(files.config, may_import=trust_remote_code)
     if config is None:
         if isinstance(environment, str):
             environment = {"name": environment}
@@ -201,7 +211,11 @@ def _continued(
 
 
 def open_run(
-    run: Run | Path | str, *, environment: Factory | None = None, trust_remote_code: bool = False
+    run: Run | Path | str,
+    *,
+    environment: Factory | None = None,
+    algorithm: type[AlgorithmConfig] | None = None,
+    trust_remote_code: bool = False,
 ) -> Run:
     """A run to work on: its configuration, except for what it says about trusted code.
 
@@ -209,8 +223,9 @@ def open_run(
         run: a run directory; a Run stays as it is.
         environment: the function or class that makes its environment, if it was started with
             one. Without it, the file that the run names is imported, which must be trusted.
-        trust_remote_code: run Python code that the run names, its model's and an environment's, and
-            send the key that it names to the servers that it names.
+        algorithm: the class of its algorithm, likewise.
+        trust_remote_code: run Python code that the run names, its model's, an environment's and an
+            algorithm's, and send the key that it names to the servers that it names.
 
     Raises:
         RunDirectoryError: there is no run.
@@ -218,7 +233,9 @@ def open_run(
     """
     opened = isinstance(run, Run)
     files = open_directory(_path(run, "run"))
-    config = run.config if opened else load_run_config(files.config)
+    if algorithm is not None:
+        provide_algorithm(algorithm)
+    config = run.config if opened else load_run_config(files.config, may_import=trust_remote_code)
     _provide(files, config, environment)
     if opened:
         return run
@@ -236,7 +253,7 @@ def _provide(files: RunDirectory, config: RunConfig, environment: Factory | None
             f"environment: {files.path} plays {section.name!r} and no function or class that "
             "somebody gave; leave environment out"
         )
-    provide(section.name, environment)
+    provide(section.name, environment, ENVIRONMENT)
 
 
 def _require_trust(
@@ -247,21 +264,17 @@ def _require_trust(
     """
     if trusted:
         return
-    how = (
-        "a run may come from somebody else. Read it; if you trust it, give --trust-remote-code (in "
-        "Python: trust_remote_code=True)"
-    )
     named = code_named_by(config.environment.name, config.environment.options)
     if strange := [name for name in named if not is_provided(name)]:
         raise ConfigError(
             f"environment.name: the run {files.path} names Python code, {', '.join(strange)}, and "
-            f"{how}"
+            f"{TRUST}"
         )
     rollouts = config.rollouts
     if sends_key(rollouts.model_dump()) and not names_key:
         raise ConfigError(
             f"rollouts.api_key_env: the run {files.path} sends the value of "
-            f"{rollouts.api_key_env} to {', '.join(rollouts.base_url)}, and {how}"
+            f"{rollouts.api_key_env} to {', '.join(rollouts.base_url)}, and {TRUST}"
         )
 
 
@@ -587,14 +600,27 @@ def read_config(
     if environment is not None:
         section = dict(environment) if isinstance(environment, Mapping) else {"name": environment}
         if not isinstance(factory := section.get("name", ""), str):
-            section["name"] = reference_to(factory)
-            provide(section["name"], factory)
+            section["name"] = reference_to(factory, ENVIRONMENT)
+            provide(section["name"], factory, ENVIRONMENT)
         if "name" in section:
             # The options so far are those of another environment.
             values = {key: value for key, value in values.items() if key != "environment"}
         sections["environment"] = section
     sections = {name: section for name, section in sections.items() if section is not None}
-    return config_of([_plain(values), _plain(sections)], source=source, problems=problems)
+    layers = [_with_named_algorithm(each) for each in (values, sections)]
+    return config_of(list(map(_plain, layers)), source=source, problems=problems, may_import=True)
+
+
+def _with_named_algorithm(sections: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The sections with the name of an algorithm where a caller gave its class, or an object."""
+    given = sections.get("algorithm")
+    if isinstance(given, AlgorithmConfig):
+        given = given.model_dump(by_alias=True) | {"name": type(given)}
+    section = dict(given) if isinstance(given, Mapping) else {"name": given}
+    if isinstance(own := section.get("name"), str | None):
+        return sections
+    section["name"] = provide_algorithm(own)
+    return {**sections, "algorithm": section}
 
 
 def _plain(value: Any) -> Any:

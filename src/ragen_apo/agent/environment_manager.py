@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 from ragen_apo.agent.responses import ParsedResponse
 from ragen_apo.agent.tool_calls import expected_calls
+from ragen_apo.config.named_code import FOREIGN_FAILURES
 from ragen_apo.environments.answers import (
     endlessness,
     problem_with_reset,
@@ -34,7 +35,6 @@ from ragen_apo.environments.base import (
     close_environment,
     policies_of,
 )
-from ragen_apo.environments.foreign import FOREIGN_FAILURES
 from ragen_apo.environments.process import EnvironmentProcessError, ProcessEnvironment
 from ragen_apo.environments.tools import Tool, called
 from ragen_apo.errors import (

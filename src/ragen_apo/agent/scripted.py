@@ -16,9 +16,9 @@ from ragen_apo.agent.context import ContextManager
 from ragen_apo.agent.environment_manager import EnvironmentManager, Outcome
 from ragen_apo.agent.proxy import Episode, EpisodeRequest, start_episodes, started_again
 from ragen_apo.agent.responses import parse_response, render_response
+from ragen_apo.config.named_code import in_one_sentence
 from ragen_apo.environments.answers import state_key_of
 from ragen_apo.environments.base import Reply, ScriptedPolicy, TextEnvironment
-from ragen_apo.environments.foreign import in_one_sentence
 from ragen_apo.policy.engine import Response
 from ragen_apo.types import StopReason, Trajectory, Turn, TurnFlag
 

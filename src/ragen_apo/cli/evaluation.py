@@ -140,8 +140,8 @@ def evaluate(
         split: Tasks to play: for the shop train, test or all. Default: the configuration's.
         episodes: Number of episodes, in the split's order. Default: evaluation.num_episodes.
         pass_k: Also sample each task this often and give pass@k.
-        trust_remote_code: Run Python code that the run names: its model's, and an environment's
-            (path.py:function).
+        trust_remote_code: Run Python code that the run names: its model's, an environment's
+            and an algorithm's (path.py:name).
         search: The options of a search over turns.
         api: The options of a model behind an API.
     """

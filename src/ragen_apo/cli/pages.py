@@ -136,7 +136,8 @@ def serve_policy(
         host: The address to listen on. If it is not this machine's own, visitors need the printed
             token.
         port: The port to listen on; 0 takes a free one.
-        trust_remote_code: Run Python code that the run names: its model's, and an environment's.
+        trust_remote_code: Run Python code that the run names: its model's, an environment's
+            and an algorithm's.
     """
     from ragen_apo.web.extra import require_web
 

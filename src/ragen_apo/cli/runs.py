@@ -60,9 +60,9 @@ def train(
         config: A YAML file; see configs/. Not needed with --resume.
         resume: Continue the run in --run-dir where it stopped, with its own configuration.
         evaluate: Also evaluate the trained policy and write the report.
-        trust_remote_code: With --resume: run Python code that the run names: its model's, and an
-            environment's (path.py:function). What the run's own configuration says about trust is
-            ignored.
+        trust_remote_code: With --resume: run Python code that the run names: its model's, an
+            environment's and an algorithm's (path.py:name). What the run's own configuration
+            says about trust is ignored.
     """
     run = _train(overrides, run_dir, config, resume, trust_remote_code, until="policy")
     say(f"trained policy: {run.files.policy}")
@@ -153,8 +153,8 @@ def estimate_values(
             Default: as configured.
         reference: Version of the reference; 0 is the warm-started one.
         split: Tasks to sample.
-        trust_remote_code: Run Python code that the run names: its model's, and an environment's
-            (path.py:function).
+        trust_remote_code: Run Python code that the run names: its model's, an environment's
+            and an algorithm's (path.py:name).
     """
     from ragen_apo import api
 

@@ -207,7 +207,8 @@ def _require_same_configuration(run: RunDirectory, config: RunConfig) -> None:
     no training, may be asked for later. And a run that has sampled its own Stage 1 keeps it where
     another one's would do.
     """
-    before, now = (each.model_dump(by_alias=True) for each in (load_config(run.config), config))
+    began = load_config(run.config, may_import=False)
+    before, now = (each.model_dump(by_alias=True) for each in (began, config))
     seed_folder = run.path.parent.resolve()
     has_constant_rate = config.optimizer.schedule == "constant"
     changes = [

@@ -112,7 +112,7 @@ class Comparison:
     def reference(self, seed: int) -> RunConfig:
         """The run that ends with its warm start: its reference is that of all runs."""
         layers = [self.base, self.settings.shared, {"seed": seed}]
-        return config_of(layers, source=f"the reference of seed {seed}")
+        return config_of(layers, source=f"the reference of seed {seed}", may_import=True)
 
     def run(self, name: str, seed: int, *, reference: Path, store: Path | None = None) -> RunConfig:
         """One run from that reference; `store` is that of the run in `values_of`."""
@@ -125,7 +125,7 @@ class Comparison:
             last["values"] = {"store": str(store)}
         own, swept = self.settings.runs[name] or {}, self.swept.get(name, {})
         layers = [self.base, self.settings.shared, own, swept, last]
-        return config_of(layers, source=f"run {name!r}")
+        return config_of(layers, source=f"run {name!r}", may_import=True)
 
 
 def folder_name(name: str) -> str:

@@ -45,6 +45,7 @@ def _algorithms() -> Iterator[str]:
     yield "A name alone, `algorithm: grpo`, means its defaults. An option of another algorithm is"
     yield "an error. A comparison or the command line may name another algorithm than the file."
     yield "Then options that both have keep their values; those at their default take the new one."
+    yield "`path.py:Class` names [one of your own](adding_an_algorithm.md)."
     yield from ("", "| name | what it does | advantage |", "|---|---|---|")
     for each in classes:
         traits = each.traits

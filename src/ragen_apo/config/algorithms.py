@@ -1,10 +1,10 @@
 """The algorithms by name, and what the settings of every algorithm have in common.
 
-An algorithm is one file in `training/algorithms/` and one row in `ALGORITHMS`; a package of your
-own names it in the entry points `ragen_apo.algorithms` (docs/adding_an_algorithm.md). Its class
-is the section `algorithm` of a configuration, says for reports what it does, and makes the object
-that the trainer calls. These classes import torch only where they compute, so that a configuration
-and a report are read without it.
+An algorithm is one file in `training/algorithms/` and one row in `ALGORITHMS`. One of your own is
+named by its file, `path.py:Class`, or by a package, in the entry points `ragen_apo.algorithms`
+(docs/adding_an_algorithm.md). Its class is the section `algorithm` of a configuration, says for
+reports what it does, and makes the object that the trainer calls. These classes import torch only
+where they compute, so that a configuration and a report are read without it.
 """
 
 from __future__ import annotations
@@ -21,8 +21,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import model_validator
 
+from ragen_apo.config.named_code import ALGORITHM, provide, reference_to, referenced_code
+from ragen_apo.config.references import TRUST, is_reference, with_absolute_path, with_absolute_paths
 from ragen_apo.config.removed import is_passed_over
 from ragen_apo.config.section import Section, as_section
+from ragen_apo.errors import ConfigError
 from ragen_apo.printable import exception_in_words
 
 if TYPE_CHECKING:
@@ -41,8 +44,11 @@ ALGORITHMS: Mapping[str, str] = {
     "brpo": "ragen_apo.training.algorithms.brpo:Brpo",
 }
 """Where each built-in algorithm's class is."""
+_PAGE = f"{ALGORITHM.page} has an example"
 ENTRY_POINT_GROUP = "ragen_apo.algorithms"
 DEFAULT = "apo"
+_OWN: dict[str, type[AlgorithmConfig]] = {}
+"""Classes that this process has imported or was handed, by the reference to their code."""
 
 
 @dataclass(frozen=True)
@@ -82,14 +88,20 @@ class AlgorithmConfig(Section):
     monitors: ClassVar[Mapping[str, Monitor]] = {}
     """Metrics of its own that reports show, by name."""
     name: str
-    """Which algorithm; its options stand beside the name."""
+    """Which algorithm, or `path.py:Class`; its options stand beside the name."""
 
     @model_validator(mode="after")
     def _the_name_is_its_own(self) -> AlgorithmConfig:
-        own = type(self).model_fields["name"].default
-        if self.name != own:
-            raise ValueError(f"name of {type(self).__name__}: got {self.name!r}, expected {own}")
+        if self.name != self.short_name and _OWN.get(self.name) is not type(self):
+            raise ValueError(
+                f"name of {type(self).__name__}: got {self.name!r}, expected {self.short_name}"
+            )
         return self
+
+    @property
+    def short_name(self) -> str:
+        """Its name, also where `name` says where its code is."""
+        return str(type(self).model_fields["name"].default)
 
     @property
     def rollouts_per_task(self) -> int:
@@ -136,22 +148,64 @@ def algorithm_names() -> tuple[str, ...]:
 
 
 def algorithm_class(name: object) -> type[AlgorithmConfig]:
-    """The class of an algorithm; ValueError for a name without one."""
+    """The class of an algorithm; ValueError for a name without one.
+
+    Imports no code that a reference names: `import_algorithm` does, or `provide_algorithm`.
+    """
     if str(name) in ALGORITHMS:
         return pkgutil.resolve_name(ALGORITHMS[str(name)])
+    if is_reference(str(name)):
+        if own := _OWN.get(with_absolute_path(str(name))):
+            return own
+        raise ValueError(f"{name!r} names Python code, and {TRUST}")
     if point := _installed(tuple(sys.path)).get(str(name)):
         return _loaded(point)
     close = difflib.get_close_matches(str(name), algorithm_names(), n=1)
     meant = f" (did you mean {close[0]}?)" if close else ""
     raise ValueError(
         f"got {name!r}{meant}, expected {' or '.join(algorithm_names())}; one of another package "
-        "is found once that is installed (docs/adding_an_algorithm.md)"
+        "is found once that is installed, and one of your own as path.py:Class "
+        "(docs/adding_an_algorithm.md)"
     )
+
+
+def import_algorithm(reference: str) -> None:
+    """Imports the class that a reference names; raises ConfigError for what is no algorithm."""
+    reference = with_absolute_path(reference)
+    found = referenced_code(reference, ALGORITHM)
+    if not _is_algorithm(found):
+        raise ConfigError(
+            f"{ALGORITHM.key}: {reference} is no subclass of AlgorithmConfig; {_PAGE}"
+        )
+    _OWN[reference] = found
+
+
+def provide_algorithm(own: type[AlgorithmConfig]) -> str:
+    """From now on this process knows a caller's class; its name, or the reference to it.
+
+    Raises ConfigError for what is no algorithm, or what no other process could find.
+    """
+    if not _is_algorithm(own):
+        raise ConfigError(
+            f"algorithm: got {own!r:.80}, expected a name or a subclass of AlgorithmConfig; {_PAGE}"
+        )
+    name = str(own.model_fields["name"].default)
+    with suppress(ValueError):
+        if algorithm_class(name) is own:
+            return name
+    reference = reference_to(own, ALGORITHM)
+    provide(reference, own, ALGORITHM)
+    _OWN[reference] = own
+    return reference
+
+
+def _is_algorithm(found: object) -> bool:
+    return isinstance(found, type) and issubclass(found, AlgorithmConfig) and bool(found.traits)
 
 
 def algorithm_classes() -> dict[str, type[AlgorithmConfig]]:
     """All classes by name. A package that is broken is an error only where it is named."""
-    classes = {}
+    classes = dict(_OWN)
     for name in algorithm_names():
         with suppress(ValueError):
             classes[name] = algorithm_class(name)
@@ -167,13 +221,13 @@ def _installed(_: tuple[str, ...]) -> Mapping[str, EntryPoint]:
 def _loaded(point: EntryPoint) -> type[AlgorithmConfig]:
     try:
         found = point.load()
-        if isinstance(found, type) and issubclass(found, AlgorithmConfig) and found.traits:
+        if _is_algorithm(found):
             return found
         raise TypeError("expected a subclass of AlgorithmConfig")
     except (Exception, SystemExit) as error:
         raise ValueError(
             f"the installed {point.name!r} ({point.value}) cannot be used: "
-            f"{exception_in_words(error)}; docs/adding_an_algorithm.md has an example"
+            f"{exception_in_words(error)}; {_PAGE}"
         ) from error
 
 
@@ -181,7 +235,7 @@ def read_algorithm(values: Any) -> Any:
     """The settings that a mapping with a name says, or a name alone, which means defaults."""
     if isinstance(values, AlgorithmConfig):
         return values
-    section = as_section(values)
+    section = with_absolute_paths(as_section(values))
     if not isinstance(section, Mapping):
         raise ValueError(
             f"got {values!r}, expected a name or a section such as {{name: {DEFAULT}}}"

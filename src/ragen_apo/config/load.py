@@ -10,10 +10,16 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from ragen_apo.config.algorithms import DEFAULT, AlgorithmConfig, algorithm_classes
+from ragen_apo.config.algorithms import (
+    DEFAULT,
+    AlgorithmConfig,
+    algorithm_classes,
+    import_algorithm,
+)
 from ragen_apo.config.messages import Key, describe_problem, keys_of, shown
 from ragen_apo.config.moved import SOURCE_STYLE, is_of_0_1, present_keys
 from ragen_apo.config.overrides import merge, parse_overrides
+from ragen_apo.config.references import is_reference, with_absolute_paths
 from ragen_apo.config.run import RunConfig
 from ragen_apo.config.section import NAMED_SECTIONS, as_section
 from ragen_apo.config.yaml_text import dump_yaml, parse_yaml, read_yaml
@@ -43,13 +49,22 @@ _YOUNG_AND_FIXED = (
 """Those whose default is how such a run was made, and which may not change."""
 
 
-def load_config(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
+def load_config(
+    path: Path | str, overrides: Sequence[str] = (), *, may_import: bool = True
+) -> RunConfig:
     """The configuration in a YAML file, changed by overrides `--values.beta1 0.1` or `--seed=3`.
 
-    Raises ConfigError with everything that is wrong, in the file and in the overrides.
+    `may_import` is as in `config_of`. Raises ConfigError with everything that is wrong, in the file
+    and in the overrides.
     """
     values, problems = read_values(path)
-    return config_of([values], source=str(path), overrides=overrides, problems=problems)
+    return config_of(
+        [values],
+        source=str(path),
+        overrides=overrides,
+        problems=problems,
+        may_import=may_import,
+    )
 
 
 def read_values(path: Path | str) -> tuple[dict[str, Any], list[str]]:
@@ -69,9 +84,10 @@ def read_values(path: Path | str) -> tuple[dict[str, Any], list[str]]:
     return _values_in(text, source=str(path))
 
 
-def load_run_config(path: Path) -> RunConfig:
+def load_run_config(path: Path, *, may_import: bool = False) -> RunConfig:
     """The resolved configuration that a run keeps: unlike one that people write, it has every key.
 
+    `may_import` is as in `config_of`: a run may come from somebody else.
     Keys that are younger than the run have their defaults. Raises ConfigError if others are
     missing: a file that was cut off must not mean defaults. One that was cut off among the options
     of its algorithm lacks the sections that follow.
@@ -83,7 +99,7 @@ def load_run_config(path: Path) -> RunConfig:
             "from; `ragen-apo report` still reads the run, and for everything else install "
             "ragen-apo 0.1."
         )
-    config = config_of([values], source=str(path), problems=problems)
+    config = config_of([values], source=str(path), problems=problems, may_import=may_import)
     missing = [
         key for key in _missing_keys(config.model_dump(by_alias=True), values) if not _may_lack(key)
     ]
@@ -118,7 +134,9 @@ def _missing_keys(
 def parse_config(text: str, *, source: str, overrides: Sequence[str] = ()) -> RunConfig:
     """Like `load_config` with the YAML itself; `source` names it in messages."""
     values, problems = _values_in(text, source=source)
-    return config_of([values], source=source, overrides=overrides, problems=problems)
+    return config_of(
+        [values], source=source, overrides=overrides, problems=problems, may_import=True
+    )
 
 
 def _values_in(text: str, *, source: str) -> tuple[dict[str, Any], list[str]]:
@@ -143,12 +161,17 @@ def config_of(
     source: str,
     overrides: Sequence[str] = (),
     problems: Sequence[str] = (),
+    may_import: bool = False,
 ) -> RunConfig:
     """The configuration in mappings of sections, each laid over the ones before.
 
-    `problems` are those known already. Raises ConfigError with everything that is wrong.
+    `problems` are those known already. `may_import`: the code of an algorithm that these name
+    (`path.py:Class`) is imported, because the caller wrote them. Raises ConfigError with everything
+    that is wrong.
     """
     changes, override_problems = _read(overrides)
+    if may_import and _import_algorithms([*layers, changes]):
+        changes, override_problems = _read(overrides)  # their options are known now
     problems = [*problems, *override_problems]
     merged = merge_layers([*layers, changes], problems)
     try:
@@ -170,6 +193,16 @@ def config_of(
     )
 
 
+def _import_algorithms(layers: Sequence[Mapping[str, Any]]) -> bool:
+    """Imports the classes that layers name by where the code is; False if none does."""
+    sections = [as_section(layer.get("algorithm")) for layer in layers]
+    names = [section.get("name") for section in sections if isinstance(section, Mapping)]
+    references = [name for name in names if isinstance(name, str) and is_reference(name)]
+    for each in references:
+        import_algorithm(each)
+    return bool(references)
+
+
 def sections_of(overrides: Sequence[str]) -> dict[str, Any]:
     """The sections that overrides name, unchecked but for their keys; raises ConfigError."""
     sections, problems = _read(overrides)
@@ -186,9 +219,9 @@ def _describe(detail: ErrorDetails, keys: Mapping[str, Key]) -> str:
     """A finding of pydantic as a sentence; of an algorithm's option also whose it is."""
     if detail["type"] == "extra_forbidden" and detail["loc"][:-1] == ("algorithm",):
         option = detail["loc"][-1]
-        owners = [name for name, each in algorithm_classes().items() if option in each.model_fields]
-        if owners:
-            return f"algorithm.{option}: unknown key; it is an option of {', '.join(owners)}"
+        owners = [each for each in algorithm_classes().values() if option in each.model_fields]
+        if names := dict.fromkeys(str(each.model_fields["name"].default) for each in owners):
+            return f"algorithm.{option}: unknown key; it is an option of {', '.join(names)}"
     return describe_problem(detail, keys)
 
 
@@ -219,7 +252,10 @@ def merge_layers(layers: Sequence[Mapping[str, Any]], problems: list[str]) -> di
     merged: dict[str, Any] = {}
     for layer in layers:
         given = present_keys(layer, problems)
-        given |= {name: as_section(given[name]) for name in given.keys() & NAMED_SECTIONS}
+        given |= {
+            name: with_absolute_paths(as_section(given[name]))
+            for name in given.keys() & NAMED_SECTIONS
+        }
         if "algorithm" in given:
             merged["algorithm"] = _options_for(given["algorithm"], merged.get("algorithm", {}))
         agent = given.get("agent")

@@ -1,4 +1,4 @@
-"""Names of environments that say where the code is: `path.py:function` and `module:function`.
+"""Names of environments and algorithms that say where the code is: `path.py:name`, `module:name`.
 
 A configuration holds files by their absolute path, so that a run can be resumed from elsewhere.
 """
@@ -32,7 +32,7 @@ def with_absolute_path(name: str) -> str:
 
 
 def with_absolute_paths(section: Any) -> Any:
-    """The keys of an environment with absolute paths in its name and in those of its parts."""
+    """A section with absolute paths in its name, and in those of a mixture's parts."""
     if not isinstance(section, Mapping):
         return section
     values = dict(section)
@@ -62,12 +62,21 @@ def asks_for_trust(sections: Mapping[str, Any]) -> bool:
     """Whether a run with this configuration does what whoever did not write it has to trust: run
     code that it names, or send a key to servers that it names.
     """
-    environment, policy, rollouts = (
+    environment, algorithm, policy, rollouts = (
         section if isinstance(section := sections.get(name), Mapping) else {}
-        for name in ("environment", "policy", "rollouts")
+        for name in ("environment", "algorithm", "policy", "rollouts")
     )
-    names_code = bool(code_named_by(str(environment.get(NAME)), environment))
+    names_code = bool(code_named_by(str(environment.get(NAME)), environment)) or is_reference(
+        str(algorithm.get(NAME))
+    )
     return names_code or policy.get("trust_remote_code") is True or sends_key(rollouts)
+
+
+TRUST = (
+    "a run may come from somebody else. Read it; if you trust it, give --trust-remote-code (in "
+    "Python: trust_remote_code=True)"
+)
+"""What messages say of code, or a key, that a run names."""
 
 
 def sends_key(rollouts: Mapping[str, Any]) -> bool:

@@ -80,11 +80,11 @@ def _of_algorithm(config: RunConfig) -> Iterator[str]:
     needed, num_tasks = algorithm.min_episodes_per_step, training.tasks_per_step
     if num_tasks * algorithm.rollouts_per_task < needed:
         yield (
-            f"algorithm {algorithm.name} compares the episodes of a step with each other; "
+            f"algorithm {algorithm.short_name} compares the episodes of a step with each other; "
             f"training.tasks_per_step must be at least {needed}, got {num_tasks}"
         )
     if config.rollout_filter.strategy != "none":
-        why = f"algorithm {algorithm.name} plays each task once a step"
+        why = f"algorithm {algorithm.short_name} plays each task once a step"
         counts: dict[str, int | None] = {"algorithm.group_size": algorithm.rollouts_per_task}
         if config.needs_values:
             why = "Stage 1 may take only one"
@@ -99,13 +99,13 @@ def _of_algorithm(config: RunConfig) -> Iterator[str]:
             )
     if values.baseline != "v_star" and not config.needs_values:
         yield (
-            f"values.baseline is {values.baseline}, and algorithm {algorithm.name} "
+            f"values.baseline is {values.baseline}, and algorithm {algorithm.short_name} "
             "subtracts no V*, so nothing takes its place; leave values.baseline out"
         )
     if values.estimator == "regression" and not config.needs_values:
         yield (
-            f"values.estimator is regression, and algorithm {algorithm.name} subtracts no V*; "
-            "leave values.estimator out"
+            f"values.estimator is regression, and algorithm {algorithm.short_name} subtracts no "
+            "V*; leave values.estimator out"
         )
     rule = training.early_stop.min_mutual_information
     if rule is not None and config.monitors.every_steps is None:
@@ -132,7 +132,7 @@ def _of_references(config: RunConfig) -> Iterator[str]:
     if num_samples is not None and not config.has_stage_one:
         yield (
             f"reference.num_samples is {num_samples}, and neither algorithm "
-            f"{config.algorithm.name} nor distillation samples a reference; set it to null"
+            f"{config.algorithm.short_name} nor distillation samples a reference; set it to null"
         )
     if num_samples is not None and values.adaptive and values.max_samples < num_samples:
         yield (

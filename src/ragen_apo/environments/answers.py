@@ -8,8 +8,8 @@ from typing import Any, SupportsFloat
 
 import numpy as np
 
+from ragen_apo.config.named_code import FOREIGN_FAILURES, in_one_sentence
 from ragen_apo.environments.base import EnvironmentProperties, TextEnvironment
-from ragen_apo.environments.foreign import FOREIGN_FAILURES, in_one_sentence
 from ragen_apo.errors import EnvironmentFaultError
 from ragen_apo.plural import counted
 from ragen_apo.printable import shortened

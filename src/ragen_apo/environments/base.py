@@ -16,13 +16,9 @@ from typing import Any, Protocol, TypeVar, cast
 from pydantic import BaseModel, ValidationError
 
 from ragen_apo.config.messages import describe_problems
+from ragen_apo.config.named_code import ENVIRONMENT, FOREIGN_FAILURES, referenced_code
 from ragen_apo.config.references import is_reference
-from ragen_apo.environments.foreign import (
-    FOREIGN_FAILURES,
-    call_factory,
-    plugin_factory,
-    referenced_factory,
-)
+from ragen_apo.environments.foreign import call_factory, plugin_factory
 from ragen_apo.environments.tools import Tool
 from ragen_apo.errors import ConfigError, EnvironmentFaultError
 from ragen_apo.printable import raised_in_words, shortened
@@ -283,7 +279,7 @@ def make_environment(
 
 def _foreign_factory(name: str) -> object:
     if is_reference(name):
-        return referenced_factory(name)
+        return referenced_code(name, ENVIRONMENT)
     for plugin in entry_points(group=ENTRY_POINT_GROUP, name=name):  # reads all that is installed
         return plugin_factory(plugin)
     known = environment_names()

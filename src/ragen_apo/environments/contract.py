@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ragen_apo.config.named_code import FOREIGN_FAILURES
 from ragen_apo.environments.answers import (
     TRUTHS_OF_INFO,
     endlessness,
@@ -36,7 +37,6 @@ from ragen_apo.environments.base import (
     close_environment,
     policies_of,
 )
-from ragen_apo.environments.foreign import FOREIGN_FAILURES
 from ragen_apo.environments.tools import Tool
 from ragen_apo.errors import ConfigError, EnvironmentFaultError, RagenApoError
 from ragen_apo.printable import raised_in_words, shortened

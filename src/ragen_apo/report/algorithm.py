@@ -34,11 +34,11 @@ def settings_of(run: RunData) -> AlgorithmConfig | None:
 def algorithm_of(run: RunData) -> Traits:
     """The traits of the run's algorithm, also where a later version gave it options of its own.
 
-    Of an algorithm that this version does not know its name only.
+    Of an algorithm that this version does not know, or whose code was not imported, its name only.
     """
     if (known := _class_of(run)) is not None:
         return known.traits
-    name = one_line(_name_of(run), 30)
+    name = one_line(_name_of(run).rpartition(":")[2], 30)
     return Traits(label=name, sentence=f"{name} trains the agent")
 
 

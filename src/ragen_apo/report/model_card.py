@@ -76,7 +76,7 @@ def _metadata(run: RunData, environment: str, *, license_id: str | None) -> str:
         license=license_id,
         library_name="transformers",
         pipeline_tag="text-generation",
-        tags=tags if algorithm is None else [*tags, algorithm.name],
+        tags=tags if algorithm is None else [*tags, algorithm.short_name],
         model_name=run.name,
         eval_results=None if rate is None else [evaluation],
     )

@@ -14,12 +14,12 @@ from pathlib import Path
 from ragen_apo.agent.assembly import build_environments, context_of_tokenizer, set_up_machine
 from ragen_apo.agent.environment_manager import tools_to_call
 from ragen_apo.config import RunConfig
+from ragen_apo.config.named_code import in_one_sentence
 from ragen_apo.config.rollouts import RolloutsConfig
 from ragen_apo.distributed.sharding import require_fully_shard
 from ragen_apo.distributed.torchrun import this_worker
 from ragen_apo.environments.answers import problem_with_tasks
 from ragen_apo.environments.base import HasTasks, opened_environment, policies_of, tasks_of
-from ragen_apo.environments.foreign import in_one_sentence
 from ragen_apo.environments.human.recordings import select_recordings
 from ragen_apo.errors import ConfigError, EnvironmentFaultError
 from ragen_apo.policy.inference_server.configured import read_facts, servers_of
@@ -112,8 +112,8 @@ def check_run_inputs(
     if by_regression and not config.has_stage_one:
         raise ConfigError(
             "evaluation.search.rank_by regression is fitted to episodes of Stage 1, which "
-            f"algorithm {config.algorithm.name} without distillation does not sample; set rank_by "
-            "to likelihood, and search by regression after `ragen-apo estimate-values`"
+            f"algorithm {config.algorithm.short_name} without distillation does not sample; set "
+            "rank_by to likelihood, and search by regression after `ragen-apo estimate-values`"
         )
     if by_regression and len(tasks) < NUM_FOLDS:
         raise ConfigError(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ import transformers
 
 import ragen_apo
 from ragen_apo.config import RunConfig
-from ragen_apo.config.environment import EnvironmentConfig
 from ragen_apo.config.load import config_of
 from ragen_apo.config.overrides import MAX_CHANGES, changes_in_words, differences
 from ragen_apo.config.references import code_named_by, file_of
@@ -29,6 +28,14 @@ from ragen_apo.run_directory import RunDirectory
 from ragen_apo.session import Session
 from ragen_apo.training.checkpoint import STAGE_TWO, WARM_START, Position
 
+_OF_ENVIRONMENT, _OF_ALGORITHM = "environment_files", "algorithm_files"
+_EDITED = {
+    _OF_ENVIRONMENT: "its environment declares the versions of before, so what was sampled and "
+    "valued with the old file is used. If its tasks, texts or rewards have changed, change "
+    "properties.version and",
+    _OF_ALGORITHM: "the steps so far were made with the old file. If its mathematics has changed,",
+}
+"""What an edited file means for the run that goes on."""
 MAY_CHANGE = (
     "machine.num_threads",
     "machine.device",
@@ -94,7 +101,7 @@ def note_origin(session: Session) -> None:
         "configuration": _configuration(session.config),
         "environment": _environment_versions(session),
         "training_tasks": _tasks_digest(session),
-        "environment_files": _environment_files(session.config.environment),
+        **_named_files(session.config),
         "mixed_precision": session.precision,
     }
     if properties.data:
@@ -134,15 +141,14 @@ def require_same_origin(session: Session, *, but_for: Sequence[str] = ()) -> Non
             f"run in another --run-dir. What may change is {', '.join(MAY_CHANGE)}."
         )
     _require_same_environment(session, status)
-    before = status.get("environment_files", {})
-    for file, digest in _environment_files(session.config.environment).items():
-        if before.get(file, digest) != digest:
-            session.progress.say(
-                f"{file} was edited since this run started, and its environment declares the "
-                "versions of before, so what was sampled and valued with the old file is used. If "
-                "its tasks, texts or rewards have changed, change properties.version and start "
-                "another run in another --run-dir"
-            )
+    for key, files in _named_files(session.config).items():
+        before = status.get(key, {})
+        for file, digest in files.items():
+            if before.get(file, digest) != digest:
+                session.progress.say(
+                    f"{file} was edited since this run started, and {_EDITED[key]} start another "
+                    "run in another --run-dir"
+                )
 
 
 def _require_equal_ranks(session: Session) -> None:
@@ -158,7 +164,7 @@ def _require_equal_ranks(session: Session) -> None:
     mine = _configuration(session.config) | {
         "packages": packages | {"ragen_apo": _digest_of_code()},
         "environment_versions": _environment_versions(session),
-        "environment_files": _environment_files(session.config.environment),
+        **_named_files(session.config),
         "training_tasks": _tasks_digest(session),
     }
     parts = ranks.gather(json.dumps([ranks.worker.name, mine]).encode(), "comparing configurations")
@@ -303,10 +309,20 @@ def _configuration(config: RunConfig) -> dict[str, Any]:
     return config.model_dump(mode="json", by_alias=True)
 
 
-def _environment_files(environment: EnvironmentConfig) -> dict[str, str]:
-    """A hash of each file that an environment is named by, without those that it imports."""
-    files = map(file_of, code_named_by(environment.name, environment.options))
-    found = [file for file in files if file is not None and file.is_file()]
+def _named_files(config: RunConfig) -> dict[str, dict[str, str]]:
+    """A hash of each file that the environment and the algorithm are named by, without those that
+    it imports.
+    """
+    world = config.environment
+    names = {
+        _OF_ENVIRONMENT: code_named_by(world.name, world.options),
+        _OF_ALGORITHM: [config.algorithm.name],
+    }
+    return {key: _hashes(filter(None, map(file_of, each))) for key, each in names.items()}
+
+
+def _hashes(files: Iterable[Path]) -> dict[str, str]:
+    found = [file for file in files if file.is_file()]
     return {str(file): hashlib.sha256(file.read_bytes()).hexdigest() for file in found}
 
 

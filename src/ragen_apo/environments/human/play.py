@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from ragen_apo.config.named_code import in_one_sentence
 from ragen_apo.environments.answers import (
     problem_with_reset,
     problem_with_step,
     problem_with_text,
 )
 from ragen_apo.environments.base import TextEnvironment
-from ragen_apo.environments.foreign import in_one_sentence
 from ragen_apo.errors import EnvironmentFaultError
 from ragen_apo.plural import counted
 from ragen_apo.printable import printable

@@ -19,6 +19,7 @@ from openenv.core.env_server.types import (  # pyright: ignore[reportMissingImpo
 )
 from pydantic import BaseModel, ConfigDict, Field
 
+from ragen_apo.config.named_code import FOREIGN_FAILURES
 from ragen_apo.environments.answers import checked_step, problem_with_text
 from ragen_apo.environments.base import (
     TaskFinder,
@@ -28,7 +29,6 @@ from ragen_apo.environments.base import (
     tasks_of,
     validate_options,
 )
-from ragen_apo.environments.foreign import FOREIGN_FAILURES
 from ragen_apo.environments.openenv.records import TextAction, TextObservation, TextState
 from ragen_apo.errors import ConfigError, EnvironmentFaultError, RagenApoError
 from ragen_apo.printable import exception_in_words
