@@ -71,6 +71,12 @@ class Run:
     config: RunConfig = field(hash=False)
     """Its configuration, where the caller's word on trust stands in place of the directory's."""
 
+    def __fspath__(self) -> str:
+        """Its directory, so that `Path(run) / "metrics.jsonl"` and `open` find its files."""
+        return str(self.files.path)
+
+    __str__ = __fspath__
+
 
 def train(
     config: Configuration | None,

@@ -211,7 +211,10 @@ def compare(
     )
 )
 def show_prompt(
-    config: Path, *overrides: Overrides, run: Path | None = None, task: NumberOrZero = 0
+    config: Path | None = None,
+    *overrides: Overrides,
+    run: Path | None = None,
+    task: NumberOrZero = 0,
 ) -> None:
     """Print a scripted episode as the agent would read and write it, token by token.
 
@@ -219,7 +222,7 @@ def show_prompt(
     the teacher's; no weights are loaded.
 
     Args:
-        config: A YAML file; its model may be untrained.
+        config: A YAML file, such as RUN/config.yaml; its model may be untrained. Required.
         overrides: Configuration keys to change, such as `--policy.path FOLDER` or
             `--agent.system_prompt rules_and_format`.
         run: A run directory whose tokenizer is used in place of the configuration's.
@@ -228,6 +231,9 @@ def show_prompt(
     from ragen_apo import api
     from ragen_apo.config import load_config
 
+    if config is None:
+        of_run = f", such as {run / 'config.yaml'}" if run else ""
+        raise ConfigError(f"the configuration is missing: ragen-apo show-prompt FILE.yaml{of_run}")
     chosen = load_config(config, overrides)
     shown = api.show_prompt(chosen, run=run, task=task)
     played = shown.trajectory

@@ -61,10 +61,11 @@ def evaluated(run: RunData) -> str:
 
 def evaluated_tasks(run: RunData, number: int | None = None) -> str:
     """The evaluated tasks as a noun: `held-out tasks` for the split named test, unless a search has
-    known rewards of them.
+    known rewards of them, or training has.
     """
     split, noun = str(run.results.get("split") or ""), "task" if number == 1 else "tasks"
-    names = {"": noun} if knew_tasks(run) else {"test": f"held-out {noun}", "": noun}
+    known = knew_tasks(run) or run.results.get("tasks_trained_on", 0) != 0
+    names = {"": noun} if known else {"test": f"held-out {noun}", "": noun}
     return names.get(split, f"{noun} of split “{split}”")
 
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from contextlib import suppress
 from statistics import fmean
 from typing import Any
+
+from pydantic import BaseModel, TypeAdapter
 
 from ragen_apo.agent.proxy import AgentProxy
 from ragen_apo.config import RunConfig
 from ragen_apo.config.search import WITHOUT_SEARCH
 from ragen_apo.environments.base import tasks_of
-from ragen_apo.errors import RunDirectoryError
+from ragen_apo.errors import RagenApoError, RunDirectoryError
 from ragen_apo.evaluation.evaluate import (
     EvaluationPlan,
     play_baselines,
@@ -18,13 +22,18 @@ from ragen_apo.evaluation.evaluate import (
     sampled_pass_at,
 )
 from ragen_apo.evaluation.summary import episode_rows, outcome_summary, results_document
-from ragen_apo.files import check_writable
+from ragen_apo.files import check_writable, read_json
+from ragen_apo.plural import counted
 from ragen_apo.progress import Progress
 from ragen_apo.run_directory import RunDirectory
 from ragen_apo.session import Session, open_session
-from ragen_apo.stages.origin import require_same_origin
+from ragen_apo.stages.origin import has_same_tasks, require_same_origin
 from ragen_apo.stages.search import require_searchable, search_summary, turn_search
 from ragen_apo.types import Trajectory
+
+
+class _Results(BaseModel):
+    split: str
 
 
 def evaluate_run(config: RunConfig, run: RunDirectory, *, progress: Progress) -> dict[str, Any]:
@@ -54,6 +63,7 @@ def _evaluate(session: Session) -> dict[str, Any]:
     is_phase_of_run = "evaluation" not in run.read_status().get("phases", {})
     is_phase_of_run |= not run.results.exists()  # of a run that went on, they are set aside
     _refuse_what_is_impossible(session, plan)
+    _say_what_is_replaced(session)
     proxy = session.proxy(session.load_model(run.policy))
     trajectories, search, baselines = _play_policy(session, proxy, plan)
     progress.update(1, "policy")
@@ -77,6 +87,7 @@ def _evaluate(session: Session) -> dict[str, Any]:
         search=search,
     )
     results["evaluation"] = section.model_dump(mode="json")
+    results["tasks_trained_on"] = _tasks_trained_on(session, trajectories)
     if session.ranks.is_first:
         run.write_evaluation(results, episode_rows(trajectories, policy=policy))
         if is_phase_of_run:  # a later one is none of what the run took
@@ -94,6 +105,41 @@ def _refuse_what_is_impossible(session: Session, plan: EvaluationPlan) -> None:
     session.environments.scripted_policies()  # their outcome comes last
     num_rows = session.config.training.num_rows
     require_searchable(session.config.evaluation.search, session.environments, num_rows=num_rows)
+
+
+def _say_what_is_replaced(session: Session) -> None:
+    """A run keeps one evaluation: that of another split is gone after this one."""
+    run, split = session.run, session.config.evaluation.split
+    if not run.results.exists():
+        return
+    with suppress(RagenApoError):  # a damaged one is replaced without a word
+        before = read_json(run.results, TypeAdapter(_Results), advice="").split
+        if before != split:
+            session.progress.say(
+                f"This replaces the evaluation of the split {before} in {run.results.parent}; copy "
+                "that folder to keep it."
+            )
+
+
+def _tasks_trained_on(session: Session, trajectories: Sequence[Trajectory]) -> int | None:
+    """How many of the tasks that were played are among those that the run was trained on.
+
+    None where that is not known any more.
+    """
+    played = {trajectory.task.task_id for trajectory in trajectories}
+    if not has_same_tasks(session):
+        session.progress.say(
+            "The training tasks are not those that this run was begun with: a file or a data set "
+            "of its environment was changed. What is played may have been trained on."
+        )
+        return None
+    number = len(played & {task.task_id for task in session.training_tasks()})
+    if number and session.config.evaluation.split == "test":
+        session.progress.say(
+            f"{number} of the {counted(len(played), 'task')} of the split test are training tasks "
+            "of this run: its success is not that of held-out tasks."
+        )
+    return number
 
 
 def _play_policy(

@@ -190,14 +190,19 @@ def _digest_of_code() -> str:
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
 
 
+def has_same_tasks(session: Session) -> bool:
+    """Whether the training tasks are those that earlier attempts noted, if any did."""
+    now = _tasks_digest(session)
+    return session.run.read_status().get("training_tasks", now) == now
+
+
 def require_same_tasks(session: Session) -> None:
     """Raises RunDirectoryError if an earlier attempt noted other training tasks."""
-    run, now = session.run, _tasks_digest(session)
-    if run.read_status().get("training_tasks", now) != now:
+    if not has_same_tasks(session):
         raise RunDirectoryError(
-            f"the training tasks of {run.path} are not those that it was begun with: a file or a "
-            "data set of its environment was changed. Put that back, or start another run in "
-            "another --run-dir."
+            f"the training tasks of {session.run.path} are not those that it was begun with: a "
+            "file or a data set of its environment was changed. Put that back, or start another "
+            "run in another --run-dir."
         )
 
 
