@@ -4,9 +4,9 @@ config.yaml        the resolved configuration          run.json            versi
 initial/           the untrained policy                references/N/       reference N, from 0
 warm_start.jsonl   its curves                          values.sqlite       every Stage 1 trajectory
 recordings.jsonl   demonstrations by people
-value_report.json  coverage of Stage 1                 distillation.jsonl  its curve
-distilled/         the policy before Stage 2           metrics.jsonl       one row a Stage 2 step
-rollouts.jsonl     some episodes of every Stage 2 step
+value_report.json  coverage of Stage 1                 values.csv          V* of each task
+distillation.jsonl its curve                           distilled/          the policy after it
+metrics.jsonl      one row a Stage 2 step              rollouts.jsonl      some of its episodes
 checkpoints/       to resume from                      policy/             the trained policy
 adapter/           its adapters, as peft writes them
 evaluation/        results.json, episodes.jsonl        report/             for people
@@ -118,6 +118,10 @@ class RunDirectory:
     def value_report_of(self, version: int) -> Path:
         """Coverage of Stage 1 under reference `version`; `value_report` is that of version 0."""
         return self.value_report if version == 0 else self.path / f"value_report_{version}.json"
+
+    def value_table_of(self, version: int) -> Path:
+        """V* of each training task under reference `version`, for people."""
+        return self.path / ("values.csv" if version == 0 else f"values_{version}.csv")
 
     def reference(self, version: int) -> Path:
         """The folder of a reference policy; version 0 is the warm-started one."""

@@ -82,6 +82,11 @@ def test_tasks_without_variance_are_left_out_and_counted_by_what_they_are() -> N
         "rollout_filter: Stage 2 trains on 3 of 6 tasks; left out: 1 never solved, 1 always "
         "solved, 1 equal returns."
     )
+    said = {name: selection.verdicts[task(name).task_id] for name in RETURNS}
+    assert {name for name, verdict in said.items() if verdict == "kept"} == {*names(selection)}
+    assert sorted(said.values()) == sorted(
+        ["always_solved", "equal_returns", "kept", "kept", "kept", "never_solved"]
+    )
     assert SelectionCounts(kept=1).sentence() == "rollout_filter: Stage 2 trains on 1 of 1 task."
 
 
@@ -118,7 +123,8 @@ def test_returns_that_differ_by_the_order_of_their_rewards_alone_are_equal() -> 
         successes={only.task_id: [False, False]},
         settings=RolloutFilterConfig(strategy="top_fraction", value=1.0),
     )
-    assert selection == TaskSelection((), SelectionCounts(kept=0, never_solved=1))
+    assert not selection.tasks
+    assert selection.counts == SelectionCounts(kept=0, never_solved=1)
 
 
 class ScriptedReference:
@@ -245,7 +251,7 @@ def test_a_later_reference_that_solves_most_tasks_always_and_one_never_ends_stag
     tasks, model = part.training_tasks()[:3], reference(part)
 
     def selected(**counts: int) -> Sequence[Task]:
-        chosen = TaskSelection((), SelectionCounts(kept=0, **counts))
+        chosen = TaskSelection((), SelectionCounts(kept=0, **counts), {})
         name = "ragen_apo.stages.stored_values.select_stored_tasks"
         monkeypatch.setattr(name, lambda *_: chosen)
         return selected_tasks(part, model, tasks, version=1)
@@ -332,9 +338,12 @@ def test_a_new_reference_that_solves_every_task_ends_the_run_and_a_resumed_one(
     def select(
         store: ValueStore, conditions: SamplingConditions, tasks: Sequence[Task], _: object
     ) -> TaskSelection:
+        ids = [task.task_id for task in tasks]
         if conditions.reference_fingerprint == first:
-            return TaskSelection(tuple(tasks), SelectionCounts(kept=len(tasks)))
-        return TaskSelection((), SelectionCounts(kept=0, always_solved=len(tasks)))
+            kept = SelectionCounts(kept=len(tasks))
+            return TaskSelection(tuple(tasks), kept, dict.fromkeys(ids, "kept"))
+        solved = SelectionCounts(kept=0, always_solved=len(tasks))
+        return TaskSelection((), solved, dict.fromkeys(ids, "always_solved"))
 
     first = reference(session).fingerprint()
     for module in ("values", "stored_values"):
@@ -366,7 +375,7 @@ def test_a_first_reference_that_solves_every_task_is_an_error(
 ) -> None:
     part = with_keys(session, *TWO_SAMPLES, "--rollout_filter.strategy=top_p")
     tasks = part.training_tasks()
-    solved = TaskSelection((), SelectionCounts(kept=0, always_solved=len(tasks)))
+    solved = TaskSelection((), SelectionCounts(kept=0, always_solved=len(tasks)), {})
     monkeypatch.setattr("ragen_apo.stages.stored_values.select_stored_tasks", lambda *_: solved)
     model = reference(part)
     with pytest.raises(TrainingError, match=r"21 always solved\. There is nothing to train on"):

@@ -31,6 +31,16 @@ def test_a_policy_farther_from_its_reference_than_the_limit_becomes_the_new_one(
 
 
 @pytest.mark.slow
+def test_steps_without_an_update_are_counted(algorithm_runs: AlgorithmRuns, tmp_path: Path) -> None:
+    """A student saw `3/3 success 100%` after three steps, one of which had done nothing."""
+    said = factories.Sayings()
+    alike = ["--agent.max_response_tokens=1", "--algorithm.center_residuals=true"]
+    config = algorithm_runs.config("apo", *alike)
+    factories.run(config, tmp_path / "run", progress=said)
+    assert "4 of 4 steps made no update" in "\n".join(said.lines)
+
+
+@pytest.mark.slow
 def test_new_references_are_sampled_as_often_as_the_section_reference_says(
     algorithm_runs: AlgorithmRuns, tmp_path: Path
 ) -> None:

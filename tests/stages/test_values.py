@@ -1,5 +1,6 @@
 """What Stage 1 says of the reference, and what Stage 2 is told of it."""
 
+import csv
 import math
 import re
 import shutil
@@ -51,6 +52,31 @@ def test_held_out_tasks_are_sampled_without_advice_for_training(session: Session
         )
         assert report["advice"] is not None
         assert (report["advice"] in said.lines) == is_advised
+
+
+@pytest.mark.slow
+def test_the_table_has_v_star_of_each_task_and_what_the_filter_made_of_it(
+    session: Session,
+) -> None:
+    keys = ["--rollout_filter.strategy=top_p", "--values.num_samples=2", "--values.adaptive=false"]
+    session = with_keys(session, *keys)
+    tasks = session.training_tasks()
+    report = estimate_values(session, reference(session), tasks, version=1)
+    with (session.run.value_table_of(1)).open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["task_id"] for row in rows] == [task.task_id for task in tasks]
+    assert [row["instruction"] for row in rows] == [task.instruction for task in tasks]
+    assert sum(int(row["samples"]) for row in rows) == report["num_samples"]
+    assert {row["stage_2"] for row in rows} >= {"kept", "never_solved"}
+    for name, number in report["selection"].items():
+        assert [row["stage_2"] for row in rows].count(name) == number
+    with ValueStore(session.run.values, create=False) as store:
+        conditions, beta = session.conditions(reference(session)), session.config.values.beta1
+        values = store.values(conditions, [row["task_id"] for row in rows], beta=beta)
+    for row in rows:
+        assert float(row["v_star"]) == pytest.approx(values[row["task_id"]], rel=1e-5)
+        solved = int(row["successes"]) / int(row["samples"])
+        assert (row["stage_2"] == "never_solved") <= (solved == 0)
 
 
 def test_faults_are_counted_by_turn_and_full_contexts_by_episode() -> None:

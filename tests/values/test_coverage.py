@@ -127,6 +127,14 @@ def test_one_sample_a_task_is_judged_by_its_success_rate_alone() -> None:
     assert "solves 4 of 100 tasks" in report(*[[True]] * 4, *[[False]] * 96)["advice"]
 
 
+def test_tasks_that_are_always_solved_are_called_too_easy_after_enough_samples() -> None:
+    easy, hard = [True] * 4, [True, False, False, True]
+    advice = report(easy, easy, hard)["advice"]
+    assert "solves 2 of 3 tasks in all samples" in advice and "rollout_filter" in advice
+    assert report(easy, hard)["advice"] is None
+    assert report(*[[True] * 3] * 9, hard)["advice"] is None, "three samples are too few"
+
+
 def test_there_is_no_advice_when_half_of_the_tasks_have_a_success():
     assert report([True] + [False] * 15, [False] * 16)["advice"] is None
 

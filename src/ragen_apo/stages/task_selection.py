@@ -62,6 +62,8 @@ class TaskSelection:
 
     tasks: tuple[Task, ...]
     counts: SelectionCounts
+    verdicts: Mapping[str, str]
+    """By task id: `kept`, or the field of `SelectionCounts` that says why not."""
 
 
 def select_stored_tasks(
@@ -98,18 +100,19 @@ def select_tasks(
         group_B=torch.tensor(group_B),
         settings=settings,
     )
-    kept, reasons = set(), Counter()
-    verdicts = zip(task_ids, result.keep_G.tolist(), result.constant_G.tolist(), strict=True)
-    for task_id, keep, constant in verdicts:
+    verdicts = {}
+    groups = zip(task_ids, result.keep_G.tolist(), result.constant_G.tolist(), strict=True)
+    for task_id, keep, constant in groups:
         if keep:
-            kept.add(task_id)
+            verdicts[task_id] = "kept"
         elif constant and settings.zero_variance == "drop":
-            reasons[_reason(successes[task_id])] += 1
+            verdicts[task_id] = _reason(successes[task_id])
         else:
-            reasons["low_score"] += 1
+            verdicts[task_id] = "low_score"
     return TaskSelection(
-        tasks=tuple(task for task in tasks if task.task_id in kept),
-        counts=SelectionCounts(kept=len(kept), **reasons),
+        tasks=tuple(task for task in tasks if verdicts[task.task_id] == "kept"),
+        counts=SelectionCounts(**{"kept": 0, **Counter(verdicts.values())}),
+        verdicts=verdicts,
     )
 
 

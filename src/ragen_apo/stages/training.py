@@ -11,6 +11,7 @@ from ragen_apo.agent.proxy import AgentProxy
 from ragen_apo.evaluation.evaluate import EvaluationPlan, play_evaluation
 from ragen_apo.evaluation.summary import METRIC_PREFIX, outcome_summary
 from ragen_apo.files import append_json_line, read_json_lines
+from ragen_apo.plural import counted
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.session import Session
 from ragen_apo.stages.distillation import distil
@@ -84,6 +85,17 @@ def _take_steps(
         stopped = EarlyStop("rollout_filter", position.step, reason)
     if stopped and stopped.step < max_steps and session.ranks.is_first:
         _note_early_stop(session, stopped)
+    if session.ranks.is_first:
+        _say_idle_steps(session)
+
+
+def _say_idle_steps(session: Session) -> None:
+    rows = read_json_lines(session.run.metrics)
+    if num_idle := sum(row.get("num_updates") == 0 for row in rows):
+        session.progress.say(
+            f"{num_idle} of {counted(len(rows), 'step')} made no update: no episode of theirs was "
+            "better or worse than what it was compared with"
+        )
 
 
 def make_trainer(

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import csv
+import io
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
@@ -12,9 +15,10 @@ from ragen_apo.config.training import RolloutFilterConfig
 from ragen_apo.config.values import ValuesConfig
 from ragen_apo.environments.base import tasks_of
 from ragen_apo.errors import ConfigError, RunDirectoryError
-from ragen_apo.files import write_json_atomically
+from ragen_apo.files import write_json_atomically, write_text_atomically
 from ragen_apo.phase_clock import SECONDS_NOTED_EVERY
 from ragen_apo.policy.language_model import LanguageModel
+from ragen_apo.printable import printable
 from ragen_apo.progress import Progress
 from ragen_apo.run_directory import RunDirectory
 from ragen_apo.seeding import derive_seed
@@ -22,12 +26,12 @@ from ragen_apo.session import Session, open_session
 from ragen_apo.stages.collect_values import asked, collect_values
 from ragen_apo.stages.origin import require_same_origin, require_same_tasks
 from ragen_apo.stages.stored_values import stored_trajectories
-from ragen_apo.stages.task_selection import select_stored_tasks
+from ragen_apo.stages.task_selection import TaskSelection, select_stored_tasks
 from ragen_apo.tracking.run_tracking import stage_one_row
 from ragen_apo.types import StopReason, Task, Trajectory, TurnFlag
 from ragen_apo.values.conditions import SamplingConditions
 from ragen_apo.values.coverage import Faults, coverage_report, coverage_sentence, few_are_solved
-from ragen_apo.values.estimator import SampleSchedule
+from ragen_apo.values.estimator import SampleSchedule, soft_value
 from ragen_apo.values.state_values import state_coverage
 from ragen_apo.values.store import ValueStore
 
@@ -88,7 +92,9 @@ def estimate_run_values(
             run.remove_leftovers()
         reference = session.load_model(run.reference(version))
         is_trained_on = split == "train"
-        report = estimate_values(session, reference, tasks, version=version, advise=is_trained_on)
+        report = estimate_values(
+            session, reference, tasks, version=version, is_trained_on=is_trained_on
+        )
         if is_trained_on:
             note_values(session, report, version=version)
     return report
@@ -118,12 +124,12 @@ def estimate_values(
     tasks: Sequence[Task],
     *,
     version: int = 0,
-    advise: bool = True,
+    is_trained_on: bool = True,
 ) -> dict[str, Any]:
     """Samples reference `version` until the run's store has what the schedule wants.
 
-    Returns coverage, on all ranks. Its advice, which is for training on these tasks, is said if
-    `advise`.
+    Returns coverage, on all ranks. `is_trained_on`: whether these are the training tasks, for which
+    its advice is, and the table of their values (`values.csv`).
     """
     config = session.config
     num_samples = config.reference.num_samples if version > 0 else None
@@ -155,8 +161,11 @@ def estimate_values(
             store,
             lambda store: _coverage(store, conditions, tasks, config, num_first=schedule.first),
         )
+        if store is not None and is_trained_on:
+            table = _table(store, conditions, tasks, config)
+            write_text_atomically(session.run.value_table_of(version), table)
     session.progress.say(coverage_sentence(report))
-    if advise and report["advice"]:
+    if is_trained_on and report["advice"]:
         session.progress.say(str(report["advice"]))
     return report
 
@@ -191,7 +200,40 @@ def _coverage(
     if min_visits is not None and config.values.estimator == "samples":
         trajectories = stored_trajectories(store, conditions, tasks)
         report |= state_coverage(trajectories, min_visits=min_visits)
-    # Without V* the filter chooses among the rollouts of each step, not among tasks.
-    chosen = config.rollout_filter if config.needs_values else RolloutFilterConfig()
-    selection = select_stored_tasks(store, conditions, tasks, chosen)
+    selection = _selection(store, conditions, tasks, config)
     return report | {"selection": asdict(selection.counts)}
+
+
+def _selection(
+    store: ValueStore, conditions: SamplingConditions, tasks: Sequence[Task], config: RunConfig
+) -> TaskSelection:
+    """Without V* the filter chooses among the rollouts of each step, not among tasks."""
+    chosen = config.rollout_filter if config.needs_values else RolloutFilterConfig()
+    return select_stored_tasks(store, conditions, tasks, chosen)
+
+
+def _table(
+    store: ValueStore, conditions: SamplingConditions, tasks: Sequence[Task], config: RunConfig
+) -> str:
+    """A row for each training task: what the samples say of it, and whether Stage 2 plays it."""
+    returns, successes = store.returns_by_task(conditions), store.successes_by_task(conditions)
+    verdicts = _selection(store, conditions, tasks, config).verdicts
+    rows = []
+    for task in {task.task_id: task for task in tasks}.values():
+        earned = returns[task.task_id]
+        row = {
+            "task_id": task.task_id,
+            "category": printable(task.category),
+            "samples": len(earned),
+            "successes": sum(successes[task.task_id]),
+            "mean_return": f"{soft_value(earned, beta=math.inf):.6g}",
+            "v_star": f"{soft_value(earned, beta=config.values.beta1):.6g}",
+            "stage_2": verdicts[task.task_id],
+            "instruction": printable(task.instruction),
+        }
+        rows.append(row)
+    stream = io.StringIO()
+    writer = csv.DictWriter(stream, rows[0], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return stream.getvalue()

@@ -34,6 +34,10 @@ MAX_INVALID_SHARE = 0.5
 """Above this share of actions that could not be executed, the advice is about them."""
 MAX_CUT_SHARE = 0.25
 """Above this share of episodes that a full context ended, the advice is about their length."""
+EASY_SAMPLES = 4
+EASY_SHARE = 0.5
+"""Above this share of tasks that were solved in all their samples, at least four, tasks are too
+easy."""
 PASS_KS = (1, 4, 8, 16)
 
 
@@ -113,7 +117,7 @@ def coverage_report(
         "share_cut_by_context": faults and faults.cut,
         "advice": _advice(counts, list(returns_by_task.values()), faults or Faults())
         if few_are_solved(successes_by_task)
-        else None,
+        else _too_easy(counts),
     }
 
 
@@ -194,6 +198,18 @@ def _advice(
     return (
         f"{finding} {who} {num_undecided} {verb} fewer than {ADVICE_SAMPLES} samples: sample them "
         f"more often first (values.num_samples). If that does not help, {remedy}"
+    )
+
+
+def _too_easy(counts: Sequence[tuple[int, int]]) -> str | None:
+    """What to do where most tasks have nothing left to learn, by enough samples to say so."""
+    num_solved = sum(c == n >= EASY_SAMPLES for c, n in counts)
+    if num_solved <= EASY_SHARE * len(counts):
+        return None
+    return (
+        f"The reference solves {num_solved} of {counted(len(counts), 'task')} in all samples. "
+        "Where nothing else is rewarded, they cannot teach it anything. Use harder tasks, or leave "
+        "such tasks out of the steps (rollout_filter.strategy: top_p, rollout_filter.value: 1)."
     )
 
 
