@@ -395,11 +395,33 @@ def test_nothing_is_said_to_be_reached_where_a_run_had_no_success() -> None:
     header, _ = rows_of_algorithms([stuck, MEASUREMENT], settings=settings)
     assert header[1] == "time to 90%", "40% is what both had before their first step"
     said = " ".join(explanation([stuck, MEASUREMENT], settings=settings))
-    assert "40.0% is what every run reached, and all had it before they were trained" in said
+    assert "Every run reached 40.0%. All had that before they were trained" in said
     limited = settings.model_copy(update={"budget": BudgetConfig(seconds=10)})
     said = explanation([failed], settings=limited)
     assert "A run had no success at all within the budget." in said, "it may have had some later"
     assert "where the curve of the shortest run ends." in " ".join(said)
+
+
+def test_runs_whose_intervals_overlap_are_not_told_apart() -> None:
+    settings = load_comparison(SHIPPED).settings
+    settings = settings.model_copy(update={"runs": {"A*-PO": None, "GRPO": None}, "seeds": [0]})
+    better = replace(MEASUREMENT, name="A*-PO", success_low=0.4, success_high=0.8)
+    for low, is_undecided in ((0.2, True), (0.85, False)):
+        other = replace(MEASUREMENT, name="GRPO", success_low=low, success_high=low + 0.3)
+        said = " ".join(explanation([better, other], settings=settings))
+        assert ("does not tell these runs apart" in said) == is_undecided
+
+
+def test_a_run_that_only_sampled_up_to_the_end_of_the_shortest_curve_is_named() -> None:
+    """A student read 20% for all algorithms: for A*-PO it was the reference, in its Stage 1."""
+    settings = load_comparison(SHIPPED).settings
+    settings = settings.model_copy(update={"runs": {"A*-PO": None, "GRPO": None}, "seeds": [0]})
+    late = [Point(0.0, 0, 0.2, REFERENCE), Point(9.0, 3000, 0.3, 1)]
+    early = [Point(0.0, 0, 0.2, REFERENCE), Point(9.0, 1000, 0.3, 1)]
+    runs = [replace(MEASUREMENT, name=n, points=p) for n, p in (("A*-PO", late), ("GRPO", early))]
+    said = " ".join(explanation(runs, settings=settings))
+    assert "Up to there A*-PO had no evaluation after the first" in said
+    assert "had no evaluation" not in " ".join(explanation(runs[1:], settings=settings))
 
 
 def test_a_run_without_an_evaluation_in_the_budget_is_not_the_shortest_of_the_curves() -> None:
@@ -437,7 +459,7 @@ def test_the_files_of_a_comparison(tmp_path: Path) -> None:
         "comparison.html",
     ]
     page = paths[0].read_text()
-    assert "60.0% is what every run reached" in page
+    assert "Every run reached 60.0%." in page
     assert "the KL to the newest reference of the run" in page
     assert "Budget" not in page
     row = next(line for line in page.splitlines() if line.startswith("| A*-PO"))

@@ -138,7 +138,8 @@ def explanation(measurements: Sequence[Measurement], *, settings: ComparisonConf
         " evaluations." + costs,
         _of_all(measurements, common, within=within),
         "Mean success: area under the curve of success against tokens, up to"
-        f" {counted(shortest, 'token')}, where the curve of the {shortest_run} ends.",
+        f" {counted(shortest, 'token')}, where the curve of the {shortest_run} ends."
+        + _without_evaluation(measurements, shortest),
         "Costs of a target are those of the first evaluation that reaches it, in the seeds that"
         " do.",
         "The 95% interval is that of one run, for the number of tasks that it was evaluated on: its"
@@ -147,7 +148,40 @@ def explanation(measurements: Sequence[Measurement], *, settings: ComparisonConf
         " run that made new ones shows less, and a few tokens that the reference finds far likelier"
         " make it large. Peak memory is that of the seed that needed most.",
         *whole,
+        *_undecided(measurements),
     ]
+
+
+def _without_evaluation(measurements: Sequence[Measurement], tokens: int) -> str:
+    """Which runs are not yet evaluated in training where mean success ends."""
+    late = [
+        run.name
+        for run in measurements
+        if not any(0 < point.tokens <= tokens for point in run.points)
+    ]
+    if not late:
+        return ""
+    return (
+        f" Up to there {' and '.join(dict.fromkeys(late))} had no evaluation after the first, for"
+        " example because Stage 1 was sampled: their mean success says little."
+    )
+
+
+def _undecided(measurements: Sequence[Measurement]) -> list[str]:
+    """Says so where no run is better than another by more than chance."""
+    names = dict.fromkeys(run.name for run in measurements)
+    bounds = [_mean_bounds([run for run in measurements if run.name == n]) for n in names]
+    if len(bounds) < 2 or max(low for low, _ in bounds) > min(high for _, high in bounds):
+        return []
+    return [
+        "All intervals overlap: success after training does not tell these runs apart. More"
+        " evaluated tasks (evaluation.num_episodes) and more seeds would."
+    ]
+
+
+def _mean_bounds(runs: Sequence[Measurement]) -> tuple[float, float]:
+    """Of the 95% interval, over the seeds."""
+    return fmean(run.success_low for run in runs), fmean(run.success_high for run in runs)
 
 
 def rows_of_algorithms(
@@ -181,8 +215,7 @@ def rows_of_algorithms(
         if settings.budget.is_set:
             cells.append(_range([run.success_within_budget for run in runs]))
         cells.append(_range([run.success for run in runs]))
-        bounds = [(run.success_low, run.success_high) for run in runs]
-        cells.append(interval([fmean(each) for each in zip(*bounds, strict=True)]))
+        cells.append(interval(_mean_bounds(runs)))
         if pass_k is not None:
             cells.append(percent(fmean(passes)) if passes else ABSENT)
         cells += [
@@ -235,10 +268,10 @@ def _of_all(measurements: Sequence[Measurement], common: float, *, within: str) 
     if not common:
         return f"A run had no success at all{within}."
     if _is_reached_later(measurements, common):
-        return f"{percent(common)} is what every run reached{within}."
+        return f"Every run reached {percent(common)}{within}."
     return (
-        f"{percent(common)} is what every run reached{within}, and all had it before they were "
-        "trained: one of them never rose above it."
+        f"Every run reached {percent(common)}{within}. All had that before they were trained, and "
+        "one of them never rose above it."
     )
 
 
