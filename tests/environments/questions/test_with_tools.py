@@ -763,6 +763,24 @@ def test_the_documented_reward_function_pays_what_answers_share(folder: Path) ->
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("num_wrong", "reward"), [(0, 1.0), (1, 0.5), (2, 0.0)])
+def test_the_documented_attempts_earn_less_the_second_time(
+    num_wrong: int, reward: float, folder: Path
+) -> None:
+    (folder / "own.py").write_text("\n\n".join(blocks("python")), encoding="utf-8")
+    make = partial(make_environment, "./own.py:make_attempts", PRODUCTS)
+    if num_wrong == 0:
+        assert set(check_environment(make).values()) == {None}
+    environment = make()
+    right = begun(environment)
+    said = [environment.step('attempt("0")')[0] for _ in range(num_wrong)]
+    said.append(environment.step(f'attempt("{right}")')[0])
+    assert said[:2] == ["wrong"] * num_wrong + ["right"] * (num_wrong < 2)
+    *_, info = answer = environment.step("answer(done)")
+    assert (answer[1], info["success"]) == (reward, reward == 1)
+
+
+@pytest.mark.slow
 def test_the_documented_calculator_refuses_what_it_cannot_compute(folder: Path) -> None:
     (folder / "own.py").write_text("\n\n".join(blocks("python")), encoding="utf-8")
     make = partial(make_environment, "./own.py:make_calculator", PRODUCTS)
