@@ -467,4 +467,4 @@ def test_a_run_whose_environment_never_ends_an_episode_is_refused_and_does_not_h
         *arguments, "--environment", "{name: 'guess.py:Undeclared', max_turns: null}"
     )
     assert status == 2, err
-    assert "the environment 'guess_number': an episode was not over after 1,000 turns" in err
+    assert "guess.py:Undeclared': an episode was not over after 1,000 turns" in err
