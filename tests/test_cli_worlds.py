@@ -52,6 +52,20 @@ def test_an_environment_in_a_file_is_checked_without_being_a_package(
     assert "no scripted policy" not in out
 
 
+def test_a_check_names_a_teacher_that_solves_nothing(command: Command, folder: Path) -> None:
+    text = (
+        "from ragen_apo.environments.questions.with_tools import questions_with_tools\n"
+        "class Never:\n"
+        "    def get_reward(self): return 0\n"
+        "def make(**options): return questions_with_tools([Never], max_turns=1, **options)\n"
+    )
+    (folder / "never.py").write_text(text, encoding="utf-8")
+    status, out, _ = command("check", "never.py:make", "--num_train_tasks", 5, "--num-tasks", 4)
+    assert status == 0
+    assert "`teacher` solved none of these tasks, so a warm start would imitate failures." in out
+    assert "`oracle` solved none of these tasks." in out
+
+
 def test_a_check_names_the_splits_where_none_is_called_test(command: Command, folder: Path) -> None:
     file = folder / "guess.py"
     file.write_text(file.read_text("utf-8").replace('"test"', '"unseen"'), encoding="utf-8")
@@ -453,4 +467,4 @@ def test_a_run_whose_environment_never_ends_an_episode_is_refused_and_does_not_h
         *arguments, "--environment", "{name: 'guess.py:Undeclared', max_turns: null}"
     )
     assert status == 2, err
-    assert "the environment 'guess_number': an episode was not over after 1,000 turns" in err
+    assert "guess.py:Undeclared': an episode was not over after 1,000 turns" in err

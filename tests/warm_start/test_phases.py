@@ -269,6 +269,27 @@ def test_responses_that_the_policy_could_not_write_are_counted(session: Session)
     assert said(int(longest)) == []
 
 
+@pytest.mark.parametrize("action", [None, "search mug"])
+def test_a_teacher_that_solves_nothing_is_named(
+    action: str | None, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Searches:
+        def begin(self, task: Task, *, seed: int) -> None: ...
+
+        def act(self, observation: str) -> Reply:
+            return Reply("look", str(action))
+
+    if action:
+        policies = {"teacher": Searches}
+        monkeypatch.setattr(session.environments, "scripted_policies", lambda: policies)
+    notes = Sayings()
+    demonstrations_phase(with_progress(session, notes), session.load_model(session.run.initial))
+    said = [line for line in notes.lines if "failures are imitated" in line]
+    assert [re.sub(r"\d+", "N", line)[:61] for line in said] == (
+        ["The teacher (teacher) solved none of its N demonstrations, so"] if action else []
+    )
+
+
 def test_demonstrations_whose_action_no_one_could_read_are_counted(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -99,6 +99,7 @@ def build_environments(
         num_retries=rollouts.environment_retries,
         make_elsewhere=in_a_process if rollouts.environment_processes else None,
         say=say,
+        name=name,
     )
 
 

@@ -121,18 +121,20 @@ class EnvironmentManager:
         num_retries: int = 0,
         make_elsewhere: Callable[[TextEnvironment], TextEnvironment] | None = None,
         say: Callable[[str], None] = lambda _: None,
+        name: str | None = None,
     ) -> None:
         """`calls_tools`: responses call the environment's tools; ConfigError if it has none.
 
         `num_workers` is how many environments may be at work at the same time (`map`), and
         `num_retries` how often an episode may begin again because its environment raised. `say`
         tells the user about it. `make_elsewhere` makes those that play, like one in this process
-        that only has the tasks.
+        that only has the tasks. `name` is what the user calls the environment, for messages.
         """
         self.format_penalty, self.invalid_action_penalty = format_penalty, invalid_action_penalty
         self.num_workers, self.num_retries, self._say = num_workers, num_retries, say
         self._prototype = prototype = make_environment()
         self._make_environment = make_environment
+        self._name = name or prototype.properties.name
         if make_elsewhere is not None:
             self._make_environment = lambda: make_elsewhere(prototype)
         self._made = {id(self._prototype): self._prototype}
@@ -331,7 +333,7 @@ class EnvironmentManager:
             passing = ", and in a run rollouts.environment_retries lets such an episode begin again"
             may_pass = kind is EnvironmentRaisedError and self.num_retries == 0
             raise kind(
-                f"the environment {self.properties.name!r}: {problem}{where}. `ragen-apo check` "
+                f"the environment {self._name!r}: {problem}{where}. `ragen-apo check` "
                 f"says what else it does that no environment may{passing if may_pass else ''}"
             ) from cause
 

@@ -136,6 +136,13 @@ def check(environment: str, *options: Overrides, num_tasks: Number = 50) -> int:
             "There is no scripted policy `teacher`: to train a small model, name another as "
             "warm_start.demonstrations.teacher."
         )
+    for name in ("teacher", "oracle"):
+        result = table.get(name)
+        if result and result.success_rate == 0 and result.episode_return <= 0:
+            say(
+                f"The scripted policy `{name}` solved none of these tasks"
+                + (", so a warm start would imitate failures." if name == "teacher" else ".")
+            )
     if held_out and "test" not in held_out:
         say(f"No task is of a split `test`: set evaluation.split to {' or '.join(held_out)}.")
     return 0

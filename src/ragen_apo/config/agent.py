@@ -71,8 +71,9 @@ class AgentConfig(Section):
     invalid_action_penalty: Penalty = 0.0
     """Reward added when the environment could not execute the action."""
     system_prompt: str = "none"
-    """`none`; `rules` (the environment's rules); `rules_and_format` (these and the form of a
-    response, which a model without a warm start does not know); or the text itself."""
+    """`none` (a chat template may insert its own, as SmolLM2's does: `ragen-apo show-prompt`);
+    `rules` (the environment's rules); `rules_and_format` (these and the form of a response, which a
+    model without a warm start does not know); or the text itself."""
     template_options: dict[str, Any] = Field(default={})
     """Options for the chat template of the model in `policy.path`, such as {enable_thinking: false}
     for Qwen3. The models that a run writes keep them as defaults."""

@@ -51,7 +51,7 @@ TASKS: Mapping[str, tuple[str, str, str]] = {
     "questions": (
         "answers a question once, or calls functions of yours first ([how](questions.md))",
         "`16`",
-        "`arithmetic.yaml`, `arithmetic_smollm2.yaml`, `gsm8k_qwen.yaml`",
+        "`arithmetic.yaml`, `arithmetic_smollm2.yaml`, `questions_smollm2.yaml`, `gsm8k_qwen.yaml`",
     ),
     "shop": (
         "searches a catalogue of 497 made-up products and buys the one that the task names",

@@ -90,7 +90,14 @@ def demonstrations_phase(session: Session, model: LanguageModel) -> SupervisedPh
 
 
 def _say_what_cannot_be_imitated(session: Session, trajectories: Sequence[Trajectory]) -> None:
-    limits = session.config.agent
+    limits, settings = session.config.agent, session.config.warm_start.demonstrations
+    solved = [each.success or each.episode_return > 0 for each in trajectories]
+    if settings.recordings is None and solved and not any(solved):
+        session.progress.say(
+            f"The teacher ({settings.teacher}) solved none of its "
+            f"{counted(len(solved), 'demonstration')}, so failures are imitated. Name "
+            "another as warm_start.demonstrations.teacher, or mend it (`ragen-apo check`)"
+        )
     lengths = [len(turn.response_token_ids) for episode in trajectories for turn in episode.turns]
     num_long = sum(length > limits.max_response_tokens for length in lengths)
     if num_long:

@@ -139,14 +139,20 @@ def test_in_a_file_the_key_knows_and_the_heuristic_answers_what_is_commonest(
     ("options", "message"),
     [
         ({"max_term": 4}, "max_term: unknown key; did you mean environment.max_terms"),
-        ({"data": "own.jsonl", "max_terms": 4}, "max_terms: unknown key"),
+        (
+            {"data": "own.jsonl", "max_terms": 4, "operations": ["+"], "min_terms": None},
+            "environment.max_terms, environment.operations: only for `data: arithmetic`, and .*"
+            "own.jsonl.*--environment.max_terms null --environment.operations null$",
+        ),
+        ({"question_column": "q"}, "question_column: only for `data: FILE`, and .*'arithmetic'"),
+        ({"data": "own.jsonl", "maxterms": None}, "maxterms: unknown key"),
         ({"data": "own.jsonl", "test_share": 1.5}, "test_share: got 1.5, expected"),
         ({"compare": "maths"}, "compare: got 'maths', expected auto or math or text or number"),
         ({"operations": ["/"]}, r"operations.*got '/', expected"),
         ({"operations": []}, r"operations: got \[\], expected a list of"),
         ({"min_terms": 5, "max_terms": 4}, "max_terms to be at least min_terms"),
         ({"data": "arithmetic", "dataset": "openai/gsm8k"}, "got both data.*expected one of them"),
-        ({"data": "a.jsonl", "question_column": "q"}, "question_column belongs to a dataset, and"),
+        ({"data": "a.jsonl", "train_split": "q"}, "train_split: only for `dataset: NAME`, and"),
         ({"data": 3}, "data: got 3, expected text"),
         (
             {"max_number": 2, "max_terms": 2, "num_train_tasks": 9, "num_test_tasks": 1},
@@ -169,6 +175,8 @@ def test_a_source_that_is_null_is_none(tmp_path: Path) -> None:
     path = write_rows(tmp_path / "own.jsonl", [question(number) for number in range(30)])
     of_file = make_environment("questions", {"data": str(path), "dataset": None, "subset": None})
     assert of_file.properties.data == f"30 questions of {path}"
+    other = {"min_terms": None, "num_train_tasks": None, "train_split": None}
+    assert make_environment("questions", {"data": str(path), **other}).tasks("train")
     generated = make_environment("questions", {"data": None, "test_data": None})
     assert generated.tasks("train")[0].category.startswith("terms: ")
 

@@ -94,7 +94,10 @@ def test_other_columns_are_kept_where_they_are_asked_for(datasets: Any, tmp_path
     ("options", "message"),
     [
         ({"answer_column": "anwser"}, "answer_column: got 'anwser', expected.*question, answer"),
-        ({"test_split": "validation"}, "test_split: got 'validation', expected.*train, test"),
+        (
+            {"test_split": "validation"},
+            "test_split: got 'validation', expected.*train, test; null holds a share",
+        ),
         ({"train_split": "all"}, "train_split: got 'all', expected.*train, test"),
         ({"dataset": "/no/such/folder"}, "/no/such/folder could not be loaded"),
     ],
@@ -105,6 +108,14 @@ def test_a_name_that_the_data_set_has_not_is_an_error_with_those_it_has(
     folder = folder_of_lines(tmp_path / "set")
     with pytest.raises(ConfigError, match=message):
         make_environment("questions", {"dataset": str(folder), **options})
+
+
+def test_a_file_is_not_looked_for_at_the_hub(tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "own.jsonl", [question(1)])
+    with pytest.raises(
+        ConfigError, match=r"dataset: got .*own.jsonl', which is a file; .*\.data\."
+    ):
+        make_environment("questions", {"dataset": str(path)})
 
 
 def test_without_the_package_the_error_says_what_to_install(

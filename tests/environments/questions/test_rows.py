@@ -1,3 +1,4 @@
+import csv
 import json
 import math
 from pathlib import Path
@@ -126,6 +127,70 @@ def test_a_line_that_cannot_be_used_is_named(line: Any, message: str, tmp_path: 
     rows = [{**question(number), "id": number} for number in range(6)]
     path = write_rows(tmp_path / "own.jsonl", [*rows, line])
     with pytest.raises(EnvironmentDataError, match=rf"own\.jsonl, line 7\D.*{message}"):
+        made(path)
+
+
+OTHER_COLUMNS = {
+    "question_column": "prompt",
+    "answer_column": "solution",
+    "category_column": "kind",
+}
+
+
+def test_a_file_may_have_columns_of_other_names(tmp_path: Path) -> None:
+    rows = [{"prompt": f"Q {n}?", "solution": f"a way\n#### {n}", "kind": "x"} for n in range(20)]
+    path = write_rows(tmp_path / "own.jsonl", rows)
+    task = made(path, **OTHER_COLUMNS).tasks("train")[0]
+    assert task.category == "x"
+    assert task.payload == {"answer": task.instruction[2:-1], "solution": "a way"}
+    with pytest.raises(ConfigError, match="category_column: got 'knd', expected.*kind, prompt"):
+        made(path, **{**OTHER_COLUMNS, "category_column": "knd"})
+    with pytest.raises(EnvironmentDataError, match="no 'question'.*environment.question_column"):
+        made(path)
+    without = made(path, **{**OTHER_COLUMNS, "category_column": None})
+    assert without.tasks("train")[0].category == "question"
+
+
+@pytest.mark.parametrize("name", ["own.csv", "own.tsv", "own.json"])
+def test_a_table_or_an_array_has_the_tasks_of_lines(name: str, tmp_path: Path) -> None:
+    rows = [{"question": f'Is "{n},\n{n}" it?', "answer": str(n), "id": f"q{n}"} for n in range(20)]
+    lines = made(write_rows(tmp_path / "own.jsonl", rows))
+    path = tmp_path / name
+    with path.open("w", encoding="utf-8-sig", newline="") as file:
+        if path.suffix == ".json":
+            json.dump(rows, file, indent=1)
+        else:
+            dialect = "excel" if path.suffix == ".csv" else "excel-tab"
+            table = csv.DictWriter(file, rows[0].keys(), dialect=dialect)
+            table.writeheader()
+            table.writerows(rows)
+    for split in ("train", "test"):
+        assert list(made(path).tasks(split)) == list(lines.tasks(split))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("own.csv", "question,answer\nA?,1\nB, or C?,2\n", "row 2 has more cells than the header"),
+        ("own.csv", "question,answer\nA?\n", "row 1 has no 'answer'"),
+        ("own.csv", 'question,answer\n"A?,1\n', "own.csv is no table in UTF-8"),
+        (
+            "own.csv",
+            "question;answer\nA?;1\n",
+            "row 1 has no 'question'; its keys: question;answer",
+        ),
+        ("own.json", '[{"question": "A?"}]', "own.json, object 1 has no 'answer'"),
+        ("own.json", "[1]", "object 1: got 1, expected a JSON object"),
+        ("own.json", "[{", "own.json is not JSON"),
+        ("own.parquet", "PAR1", "save it as train.parquet in a folder.*environment.dataset"),
+    ],
+)
+def test_a_file_of_another_form_is_called_what_it_is(
+    name: str, text: str, message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / name
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises((ConfigError, EnvironmentDataError), match=message):
         made(path)
 
 

@@ -15,8 +15,11 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 import pytest
 
+from ragen_apo.agent.assembly import build_environments
 from ragen_apo.agent.responses import ParsedResponse
 from ragen_apo.agent.tool_calls import ToolCalls
+from ragen_apo.config.agent import AgentConfig
+from ragen_apo.config.environment import EnvironmentConfig
 from ragen_apo.environments.base import TextEnvironment, make_environment
 from ragen_apo.environments.contract import check_environment, episodes_in_threads_are_as_one_by_one
 from ragen_apo.environments.questions.environment import make_questions
@@ -196,6 +199,23 @@ def test_a_function_that_raises_something_else_is_named_with_what_to_do() -> Non
     with pytest.raises(RuntimeError, match=words) as raised:
         environment.step('dirty("2 + 2")')
     assert isinstance(raised.value.__cause__, TypeError)
+
+
+def test_in_a_run_it_is_named_as_the_user_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (
+        "from ragen_apo.environments.questions.with_tools import questions_with_tools\n"
+        "def go() -> str:\n    'Goes.'\n    raise TypeError('broken')\n"
+        "def make_calc(**options): return questions_with_tools([go], **options)\n"
+    )
+    (tmp_path / "mine.py").write_text(text, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    config = EnvironmentConfig.model_validate("./mine.py:make_calc")
+    manager = build_environments(config, AgentConfig())
+    environment, _ = manager.start(manager.tasks("train")[0], seed=0)
+    with pytest.raises(EnvironmentRaisedError, match=r"^the environment '.*/mine.py:make_calc': "):
+        manager.step(environment, ParsedResponse("", "go()", is_valid=True))
 
 
 @pytest.mark.slow
@@ -740,6 +760,38 @@ def test_the_documented_reward_function_pays_what_answers_share(folder: Path) ->
     assert environment.step(f'answer("{right} or so")')[1] == pytest.approx(1 / 3)
     begun(environment)
     assert environment.step(f"answer({right})")[4]["success"] is True
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("num_wrong", "reward"), [(0, 1.0), (1, 0.5), (2, 0.0)])
+def test_the_documented_attempts_earn_less_the_second_time(
+    num_wrong: int, reward: float, folder: Path
+) -> None:
+    (folder / "own.py").write_text("\n\n".join(blocks("python")), encoding="utf-8")
+    make = partial(make_environment, "./own.py:make_attempts", PRODUCTS)
+    if num_wrong == 0:
+        assert set(check_environment(make).values()) == {None}
+    environment = make()
+    right = begun(environment)
+    said = [environment.step('attempt("0")')[0] for _ in range(num_wrong)]
+    said.append(environment.step(f'attempt("{right}")')[0])
+    assert said[:2] == ["wrong"] * num_wrong + ["right"] * (num_wrong < 2)
+    *_, info = answer = environment.step("answer(done)")
+    assert (answer[1], info["success"]) == (reward, reward == 1)
+
+
+@pytest.mark.slow
+def test_the_documented_calculator_refuses_what_it_cannot_compute(folder: Path) -> None:
+    (folder / "own.py").write_text("\n\n".join(blocks("python")), encoding="utf-8")
+    make = partial(make_environment, "./own.py:make_calculator", PRODUCTS)
+    assert set(check_environment(make).values()) == {None}
+    environment = make()
+    asked = re.findall(r"^(calculate\(.*\)) {3,}(.*)$", PAGE.read_text("utf-8"), re.M)
+    assert len(asked) == 3
+    odd = ["1e308 * 10 / 1e-308", "9" * 400 + " / 3", "(" * 900, "-" * 9000 + "1", "2 ** 9", "x"]
+    for text, said in [*asked, *((f'calculate("{each}")', "") for each in odd)]:
+        begun(environment)
+        assert environment.step(text)[0].startswith(said)
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ data set. Deterministic: seeds are not used.
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from ragen_apo.environments.base import (
     EnvironmentProperties,
@@ -22,6 +23,7 @@ from ragen_apo.environments.questions.hub import dataset_rows
 from ragen_apo.environments.questions.numbers import read_quantity
 from ragen_apo.environments.questions.options import (
     ARITHMETIC,
+    SOURCES,
     ArithmeticOptions,
     DatasetOptions,
     FileOptions,
@@ -44,9 +46,6 @@ from ragen_apo.types import Task, make_task
 
 TEXT_VERSION = 1
 """Raise it whenever the words of an observation or the dynamics change."""
-
-SOURCE_KEYS = ("data", "test_data", "dataset", "subset", "revision")
-"""Null is as good as nothing there: one source can take the place of another in a configuration."""
 
 FAILURE_WORDS = FailureWords(
     wrong_final_action=PatternWords(
@@ -100,26 +99,43 @@ def questions_of(options: Mapping[str, object], *, keep_columns: bool) -> GameEn
 
     With `keep_columns` the payload of a task has what else its row has.
     """
-    options = {
-        key: value for key, value in options.items() if value is not None or key not in SOURCE_KEYS
-    }
-    data, dataset = options.get("data", ARITHMETIC), options.get("dataset")
-    if dataset is not None and "data" in options:
+    data, dataset = options.get("data"), options.get("dataset")
+    if dataset is not None and data is not None:
         raise ConfigError(
-            f"environment: got both data {data!r} and dataset {dataset!r}, expected one of them"
+            f"environment: got both data {data!r} and dataset {dataset!r}, expected one of them; "
+            "set the other to null"
         )
     if dataset is not None:
-        return _of_rows(validate_options(DatasetOptions, options), keep_columns)
-    of_datasets = DatasetOptions.model_fields.keys() - FileOptions.model_fields.keys()
-    if wrong := sorted(of_datasets & options.keys()):
+        return _of_rows(_checked(DatasetOptions, options), keep_columns)
+    if data in (None, ARITHMETIC):
+        return _of_arithmetic(_checked(ArithmeticOptions, options))
+    return _of_rows(_checked(FileOptions, options), keep_columns)
+
+
+_Options = TypeVar("_Options", bound=QuestionOptions)
+
+
+def _checked(model_class: type[_Options], options: Mapping[str, object]) -> _Options:
+    """The options of this source. Those of other sources may be null, which is as if not there."""
+    source_of = {
+        option: source
+        for source, each in SOURCES.items()
+        for option in each.model_fields
+        if option not in model_class.model_fields
+    }
+    others = [key for key, value in options.items() if key in source_of and value is not None]
+    if others:
+        named = ", ".join(f"environment.{key}" for key in others)
+        sources = " and ".join(dict.fromkeys(f"`{source_of[key]}`" for key in others))
+        got = options.get("dataset") or options.get("data") or ARITHMETIC
+        removed = " ".join(f"--environment.{key} null" for key in others)
         raise ConfigError(
-            f"environment.{wrong[0]} belongs to a dataset, and the questions are {data!r}; name a "
-            "data set or a folder of files as environment.dataset, or leave it out. A file has the "
-            "keys question and answer"
+            f"{named}: only for {sources}, and the questions are those of {got!r}. Leave out what "
+            f"does not apply, or set it to null. On the command line: {removed}"
         )
-    if data == ARITHMETIC:
-        return _of_arithmetic(validate_options(ArithmeticOptions, options))
-    return _of_rows(validate_options(FileOptions, options), keep_columns)
+    absent = source_of.keys() | {"data", "dataset"}
+    given = {key: each for key, each in options.items() if each is not None or key not in absent}
+    return validate_options(model_class, given)
 
 
 def _of_arithmetic(options: ArithmeticOptions) -> GameEnvironment:
@@ -155,7 +171,7 @@ def _tasks_of(
     """
     if isinstance(options, FileOptions):
         read = [
-            read_rows(path, option=option, keep_columns=keep_columns)
+            read_rows(path, option=option, columns=options.columns, keep_columns=keep_columns)
             for option, path in options.paths.items()
         ]
     else:

@@ -5,11 +5,12 @@ folder may hold, and how their names say the split (`train.jsonl`, `data/test-00
 what it documents.
 """
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ragen_apo.environments.questions.options import DatasetOptions
-from ragen_apo.environments.questions.rows import READ, Row, row_of
+from ragen_apo.environments.questions.options import READ, DatasetOptions
+from ragen_apo.environments.questions.rows import Row, row_of
 from ragen_apo.errors import ConfigError
 from ragen_apo.printable import shortened
 
@@ -27,21 +28,25 @@ def dataset_rows(options: DatasetOptions, *, keep_columns: bool) -> list[list[Ro
         split = getattr(options, f"{kind}_split")
         if split is None:
             continue
-        _check(f"{kind}_split", split, list(loaded), f"the splits of {options.source}")
-        columns: dict[str, str] = {}
-        for key in READ:
-            if column := getattr(options, f"{key}_column"):
-                known = loaded[split].column_names
-                _check(f"{key}_column", column, known, f"the columns of {options.source}")
-                columns[key] = column
+        _check(
+            f"{kind}_split",
+            split,
+            list(loaded),
+            f"the splits of {options.source}",
+            or_else="; null holds a share of the training questions out" * (kind == "test"),
+        )
+        columns = options.columns
+        for key, column in columns.items():
+            known = loaded[split].column_names
+            _check(f"{key}_column", column, known, f"the columns of {options.source}")
         named = {*columns.values(), *READ}
         others = [name for name in loaded[split].column_names if keep_columns and name not in named]
         wanted = [*dict.fromkeys(columns.values()), *others]
         pieces.append(
             [
                 row_of(
-                    {key: values[column] for key, column in columns.items()}
-                    | {name: values[name] for name in others},
+                    values,
+                    columns,
                     location=f"{options.source}, row {number} of {split}",
                     keep_columns=keep_columns,
                 )
@@ -52,6 +57,11 @@ def dataset_rows(options: DatasetOptions, *, keep_columns: bool) -> list[list[Ro
 
 
 def _loaded(options: DatasetOptions) -> Mapping[str, Any]:
+    if os.path.isfile(options.dataset):
+        raise ConfigError(
+            f"environment.dataset: got {options.dataset!r}, which is a file; name a JSONL, JSON or "
+            "CSV file as environment.data. A parquet file is read as train.parquet of a folder"
+        )
     try:
         import datasets  # pyright: ignore[reportMissingImports]
     except ImportError as error:
@@ -90,8 +100,9 @@ def _reason(error: Exception) -> str:
     return shortened(" ".join(f"{type(error).__name__}: {error}".split()), 500)
 
 
-def _check(option: str, got: str, known: Sequence[str], what: str) -> None:
+def _check(option: str, got: str, known: Sequence[str], what: str, or_else: str = "") -> None:
     if got not in known:
         raise ConfigError(
             f"environment.{option}: got {got!r}, expected one of {what}: {', '.join(known)}"
+            f"{or_else}"
         )

@@ -13,6 +13,8 @@ from ragen_apo.environments.questions.comparing import Mode
 from ragen_apo.environments.toolkit.task_draws import DrawnTasks
 
 ARITHMETIC = "arithmetic"
+READ = ("question", "answer", "category", "id")
+"""What is read of a row."""
 
 
 class QuestionOptions(Section):
@@ -52,16 +54,34 @@ class _Divided(QuestionOptions):
     test_share: float = Field(default=0.2, gt=0, lt=1)
     """The share of the questions that is the split `test`, where the data does not say which. A
     hash of each one's id, or of its words, decides: a question that is added moves no other."""
+    question_column: str = "question"
+    """The column, or key, with the question."""
+    answer_column: str = "answer"
+    """That with the answer; after a derivation, what follows `####` or stands in a box."""
+    category_column: str | None = None
+    """That with the category; null: all questions are of one."""
+    id_column: str | None = None
+    """That with an id of each question; null: there is none."""
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """The column of each thing that is read, by its name here; without null."""
+        named = {key: getattr(self, f"{key}_column") for key in READ}
+        return {key: column for key, column in named.items() if column is not None}
 
 
 class FileOptions(_Divided):
     """The options of the environment `questions` with `data: FILE.jsonl`."""
 
     data: PathText = Field(min_length=1)
-    """A file with a JSON object in each line: `question`, `answer` and, where there are any,
-    `category` and `id`. A relative path starts in the current directory."""
+    """A file with a JSON object in each line, one `.json` array of objects, or a `.csv` or `.tsv`
+    table with a header. A relative path starts in the current directory."""
     test_data: Annotated[PathText, Field(min_length=1)] | None = None
     """Another such file that is the split `test`; null: a share of `data`."""
+    category_column: str | None = "category"
+    """That with the category; null, or where there is none: all questions are of one."""
+    id_column: str | None = "id"
+    """That with an id of each question, where there are any; null: there is none."""
 
     @property
     def paths(self) -> Mapping[str, Path]:
@@ -92,14 +112,6 @@ class DatasetOptions(_Divided):
     """What it calls the training questions."""
     test_split: str | None = "test"
     """What it calls the test questions; null: they are a share of the training questions."""
-    question_column: str = "question"
-    """The column with the question."""
-    answer_column: str = "answer"
-    """The column with the answer; after a derivation, what follows `####` or stands in a box."""
-    category_column: str | None = None
-    """The column with the category; null: all questions are of one."""
-    id_column: str | None = None
-    """The column with an id of each question; null: there is none."""
 
     def files(self) -> list[Path]:
         """Those of a local folder, at most a thousand."""
@@ -109,3 +121,11 @@ class DatasetOptions(_Divided):
     def source(self) -> str:
         """What is loaded, in words."""
         return f"{self.dataset} ({self.subset})" if self.subset else self.dataset
+
+
+SOURCES: Mapping[str, type[QuestionOptions]] = {
+    "dataset: NAME": DatasetOptions,
+    "data: FILE": FileOptions,
+    "data: arithmetic": ArithmeticOptions,
+}
+"""What says where questions are from, and the options that there are then."""

@@ -4,17 +4,20 @@ A row has `question` and `answer`, and may have `category` and `id`. The answer 
 derivation, then `#### 42`; that of MATH ends in `\boxed{42}`. Then the rest is the row's solution.
 """
 
+import csv
+import io
 import json
 import math
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ragen_apo.environments.answers import problem_with_text
 from ragen_apo.environments.questions.numbers import unboxed
+from ragen_apo.environments.questions.options import READ
 from ragen_apo.errors import ConfigError, EnvironmentDataError
 from ragen_apo.files import parse_json, require_regular_file
 from ragen_apo.printable import shortened
@@ -25,8 +28,6 @@ MAX_ANSWER_CHARACTERS = 500
 """Longer answers are no answers, the right ones included."""
 DEFAULT_CATEGORY = "question"
 
-READ = ("question", "answer", "category", "id")
-"""The keys of a row that are read here."""
 _FINAL = "####"
 _CALCULATOR = re.compile(r"<<[^<>]*>>")
 """GSM8K's notes for a calculator, `<<48/2=24>>`."""
@@ -55,64 +56,111 @@ class Row:
         return " ".join(self.question.split())
 
 
-def read_rows(path: Path, *, option: str, keep_columns: bool) -> list[Row]:
-    """The rows of a JSONL file, without empty lines, and without other keys unless they are kept.
+def read_rows(
+    path: Path, *, option: str, columns: Mapping[str, str], keep_columns: bool
+) -> list[Row]:
+    """The rows of a file of JSONL, JSON or CSV, without other columns unless they are kept.
 
-    Raises ConfigError, which names the option, for no such file, and EnvironmentDataError, which
-    names the line, for a row that cannot be used.
+    Raises ConfigError, which names the option, for no such file and for a column that no row has,
+    and EnvironmentDataError, which names the line, for a row that cannot be used.
     """
     try:
         require_regular_file(path)
-        lines = path.read_bytes().removeprefix(b"\xef\xbb\xbf").splitlines()
+        content = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
     except OSError as error:
         raise ConfigError(
             f"environment.{option}: got {str(path)!r}, which cannot be read ({error.strerror}); "
-            "expected a JSONL file with a question and its answer in each line, or `arithmetic`; "
+            "expected a JSONL, JSON or CSV file with questions and their answers, or `arithmetic`; "
             f"a relative path starts in the current directory, {Path.cwd()}"
         ) from error
-    rows = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        location = f"{path}, line {number}"
-        try:
-            values = parse_json(line, unique_keys=True)
-        except ValueError as error:
-            raise EnvironmentDataError(
-                f"{location} is not JSON with unique keys: {error}"
-            ) from error
+    kind = path.suffix.lower()
+    if kind == ".parquet":
+        raise ConfigError(
+            f"environment.{option}: got {str(path)!r}, expected a JSONL, JSON or CSV file; save it "
+            "as train.parquet in a folder, and name the folder as environment.dataset"
+        )
+    if kind in (".csv", ".tsv"):
+        found = _of_table(content, path, delimiter="," if kind == ".csv" else "\t")
+    elif kind == ".json" and content.lstrip()[:1] == b"[":
+        array = _parsed(content, str(path))
+        found = ((f"{path}, object {number}", values) for number, values in enumerate(array, 1))
+    else:
+        found = _of_lines(content, path)
+    rows, keys = [], set[str]()
+    for location, values in found:
         if not isinstance(values, dict):
-            found = shortened(repr(values), 80)
-            raise EnvironmentDataError(f"{location}: got {found}, expected a JSON object")
-        rows.append(row_of(values, location=location, keep_columns=keep_columns))
+            got = shortened(repr(values), 80)
+            raise EnvironmentDataError(f"{location}: got {got}, expected a JSON object")
+        rows.append(row_of(values, columns, location=location, keep_columns=keep_columns))
+        keys |= values.keys()
     if not rows:
         raise EnvironmentDataError(f"{path} has no question; expected one in each line")
+    for key, column in columns.items():
+        if column not in (key, *keys):
+            raise ConfigError(
+                f"environment.{key}_column: got {column!r}, expected one of the columns of {path}: "
+                f"{', '.join(sorted(keys))}"
+            )
     return rows
 
 
-def row_of(values: Mapping[str, Any], *, location: str, keep_columns: bool) -> Row:
+def _of_lines(content: bytes, path: Path) -> Iterator[tuple[str, Any]]:
+    for number, line in enumerate(content.splitlines(), 1):
+        if line.strip():
+            location = f"{path}, line {number}"
+            yield location, _parsed(line, location)
+
+
+def _parsed(text: bytes, location: str) -> Any:
+    try:
+        return parse_json(text, unique_keys=True)
+    except ValueError as error:
+        raise EnvironmentDataError(f"{location} is not JSON with unique keys: {error}") from error
+
+
+def _of_table(content: bytes, path: Path, *, delimiter: str) -> Iterator[tuple[str, Any]]:
+    """Rows are numbered without the header: one with line breaks has several lines."""
+    try:
+        text = io.StringIO(content.decode(), newline="")
+        for number, values in enumerate(csv.DictReader(text, delimiter=delimiter, strict=True), 1):
+            if None in values:
+                raise EnvironmentDataError(
+                    f"{path}, row {number} has more cells than the header; a cell with "
+                    f"{delimiter!r} stands in double quotes"
+                )
+            yield f"{path}, row {number}", values
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise EnvironmentDataError(f"{path} is no table in UTF-8: {error}") from error
+
+
+def row_of(
+    values: Mapping[str, Any], columns: Mapping[str, str], *, location: str, keep_columns: bool
+) -> Row:
     """A row, checked; EnvironmentDataError with the location where it cannot be used."""
     for key in ("question", "answer"):
-        if values.get(key) is None:
+        if values.get(columns[key]) is None:
             there = ", ".join(map(str, values)) or "none"
-            raise EnvironmentDataError(f"{location} has no {key!r}; its keys: {there}")
-    answer, solution = _final_answer(_text(values, "answer", location))
+            raise EnvironmentDataError(
+                f"{location} has no {columns[key]!r}; its keys: {there}. environment.{key}_column "
+                f"says which is the {key}"
+            )
+    answer, solution = _final_answer(_text(values, columns["answer"], location))
     if problem := problem_with_answer(answer):
         raise EnvironmentDataError(
-            f"{location}: 'answer' is no right answer: {problem}. A derivation may stand before "
-            "`#### ` and the answer"
+            f"{location}: {columns['answer']!r} is no right answer: {problem}. A derivation may "
+            "stand before `#### ` and the answer"
         )
-    question = _text(values, "question", location).strip()
+    question = _text(values, columns["question"], location).strip()
     if not question:
-        raise EnvironmentDataError(f"{location}: 'question' is empty")
+        raise EnvironmentDataError(f"{location}: {columns['question']!r} is empty")
     return Row(
         question=question,
         answer=answer,
         solution=solution,
-        category=_optional(values, "category", location) or DEFAULT_CATEGORY,
-        name=_optional(values, "id", location),
+        category=_optional(values, columns.get("category"), location) or DEFAULT_CATEGORY,
+        name=_optional(values, columns.get("id"), location),
         location=location,
-        more=_others(values, location) if keep_columns else {},
+        more=_others(values, columns, location) if keep_columns else {},
     )
 
 
@@ -141,13 +189,16 @@ def _text(values: Mapping[str, Any], key: str, location: str) -> str:
     return value
 
 
-def _optional(values: Mapping[str, Any], key: str, location: str) -> str:
-    return "" if values.get(key) is None else _text(values, key, location).strip()
+def _optional(values: Mapping[str, Any], key: str | None, location: str) -> str:
+    if key is None or values.get(key) is None:
+        return ""
+    return _text(values, key, location).strip()
 
 
-def _others(values: Mapping[str, Any], location: str) -> dict[str, Any]:
+def _others(values: Mapping[str, Any], columns: Mapping[str, str], location: str) -> dict[str, Any]:
     """What else a row has, which has to fit into the payload of a task."""
-    others = {key: value for key, value in values.items() if key not in READ}
+    named = {*columns.values(), *READ}
+    others = {key: value for key, value in values.items() if key not in named}
     for key, value in others.items():
         try:
             json.dumps(value, allow_nan=False)
