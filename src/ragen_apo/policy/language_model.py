@@ -335,10 +335,15 @@ def load_language_model(
     `set_template_options` does.
     """
     commit = hub_commit(path, revision=revision)
+    config = _read_config(
+        path, revision=revision, commit=commit, trust_remote_code=trust_remote_code
+    )
+    check_architecture(config, path, max_context_tokens=max_context_tokens)
     try:
         # With `output_loading_info` it returns a pair, which its types do not say.
         found: Any = AutoModelForCausalLM.from_pretrained(
             path,
+            config=config,
             revision=commit,
             dtype=dtype,
             use_safetensors=True,
@@ -358,14 +363,13 @@ def load_language_model(
         raise not_loaded(path, error, revision=revision) from error
     if has_adapters(model):
         raise _adapters_of_others(path)
-    refuse_foreign_weights(path, loading)
+    refuse_foreign_weights(path, model, loading)
     tokenizer = load_tokenizer(
         path,
         revision=commit,
         trust_remote_code=trust_remote_code,
         template_options=template_options,
     )
-    check_architecture(model.config, path, max_context_tokens=max_context_tokens)
     nn.Module.to(model, device)
     loaded = LanguageModel(
         model.eval(),
@@ -392,15 +396,25 @@ def check_model(
     `check_architecture` raise.
     """
     _check_folder(path)
-    commit = hub_commit(path, revision=revision)
+    config = _read_config(
+        path,
+        revision=revision,
+        commit=hub_commit(path, revision=revision),
+        trust_remote_code=trust_remote_code,
+    )
+    check_architecture(config, path, max_context_tokens=max_context_tokens)
+
+
+def _read_config(
+    path: str | Path, *, revision: str | None, commit: str | None, trust_remote_code: bool
+) -> Any:
     try:
-        config = AutoConfig.from_pretrained(
+        return AutoConfig.from_pretrained(
             path, revision=commit, trust_remote_code=trust_remote_code
         )
     except Exception as error:
         # A faulty config.json raises many types of exception.
         raise not_loaded(path, error, revision=revision) from error
-    check_architecture(config, path, max_context_tokens=max_context_tokens)
 
 
 def _adapters_of_others(path: str | Path) -> ModelError:
