@@ -47,6 +47,7 @@ from ragen_apo.policy.language_model import (
     load_tokenizer,
 )
 from ragen_apo.policy.lora import add_adapters, save_adapters
+from ragen_apo.policy.tokenizer import printed_tokens
 from ragen_apo.seeding import generator
 from ragen_apo.warm_start.batches import copyable_token_ids
 from tests.chat_templates import SMOLLM_3, with_template
@@ -229,6 +230,26 @@ def test_the_date_that_a_template_prints_is_part_of_the_fingerprint(
     monkeypatch.setattr(language_model, "TEMPLATE_DATE", datetime.date(2025, 1, 1))
     assert plain.fingerprint() == before[0]
     assert dated.fingerprint() != before[1]
+
+
+def test_the_special_tokens_that_a_template_prints_are_part_of_the_fingerprint(
+    tiny_model: LanguageModel, chatml_tokenizer
+) -> None:
+    def fingerprint(template: str, bos_token: str | None) -> str:
+        tokenizer = with_template(chatml_tokenizer, template)
+        tokenizer.bos_token = bos_token
+        return LanguageModel(tiny_model.model, tokenizer).fingerprint()
+
+    starts = [None, "<|im_start|>", "<|im_end|>"]
+    printed = "{{ bos_token or '' }}" + CHATML
+    assert len({fingerprint(printed, start) for start in starts}) == 3
+    assert len({fingerprint(CHATML, start) for start in starts}) == 1
+    # One that the model's configuration names is in the fingerprint of earlier versions already.
+    model = copy.deepcopy(tiny_model.model)
+    tokenizer = with_template(chatml_tokenizer, printed)
+    tokenizer.bos_token = starts[1]
+    model.config.bos_token_id = tokenizer.bos_token_id
+    assert not printed_tokens(tokenizer, model.config)
 
 
 def test_a_missing_folder_is_refused(tmp_path: Path) -> None:

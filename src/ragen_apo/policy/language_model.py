@@ -55,7 +55,7 @@ from ragen_apo.policy.passes import (
     read_nothing,
 )
 from ragen_apo.policy.template_options import set_template_options
-from ragen_apo.policy.tokenizer import CLOSE_ANSWER, tokenizer_contents
+from ragen_apo.policy.tokenizer import CLOSE_ANSWER, printed_tokens, tokenizer_contents
 from ragen_apo.seeding import derive_seed
 
 ROPE_THETA = 10_000.0
@@ -255,7 +255,8 @@ class LanguageModel:
         """The identity of a reference: a hash of all that its output depends on.
 
         These are the weights, the architecture's numbers (a rotary base is not a weight), the
-        tokenizer, the chat template with the date that it gets, and the end tokens.
+        tokenizer, the chat template with the date and the special tokens that it gets, and the end
+        tokens.
         """
         if self._fingerprint is not None:
             return self._fingerprint
@@ -270,6 +271,8 @@ class LanguageModel:
             rest["autocast"] = str(self.autocast)
         if asks_for_the_date(self.tokenizer):
             rest["template_date"] = str(TEMPLATE_DATE)
+        if printed := printed_tokens(self.tokenizer, self.config):
+            rest["printed_tokens"] = printed
         digest = hashlib.sha256(json.dumps(rest, sort_keys=True, default=str).encode())
         with self.whole():
             update_digest(digest, plain_weights(self.model, adapters=self.adapters))
