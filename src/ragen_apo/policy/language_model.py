@@ -42,7 +42,7 @@ from ragen_apo.policy.chat_template import (
     asks_for_the_date,
     read_chat_template,
 )
-from ragen_apo.policy.hub import hub_commit, not_loaded
+from ragen_apo.policy.hub import hub_commit, not_loaded, refuse_code_from_elsewhere
 from ragen_apo.policy.lora import adapters_disabled, has_adapters, plain_weights, update_digest
 from ragen_apo.policy.model_checks import check_embeddings, probe_model, refuse_foreign_weights
 from ragen_apo.policy.packed_weights import packed_weights
@@ -395,15 +395,15 @@ def check_model(
 ) -> None:
     """Checks a model before its weights are loaded; a hub name is looked up at the hub.
 
-    Raises ModelError for a model that is not there or has no tokenizer, and what `hub_commit` and
-    `check_architecture` raise.
+    Raises ModelError for a model that is not there or has no tokenizer, and what `hub_commit`,
+    `refuse_code_from_elsewhere` (for a revision) and `check_architecture` raise.
     """
     _check_folder(path)
+    commit = hub_commit(path, revision=revision)
+    if trust_remote_code and revision is not None:
+        refuse_code_from_elsewhere(path, revision=revision)
     config = _read_config(
-        path,
-        revision=revision,
-        commit=hub_commit(path, revision=revision),
-        trust_remote_code=trust_remote_code,
+        path, revision=revision, commit=commit, trust_remote_code=trust_remote_code
     )
     check_architecture(config, path, max_context_tokens=max_context_tokens)
 
