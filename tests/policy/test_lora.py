@@ -137,7 +137,7 @@ def test_linear_layers_that_have_numbers_for_names_are_refused_with_those_that_h
         add_adapters(model, LoraConfig(), seed=0)
 
 
-@pytest.mark.filterwarnings("ignore:The following alpha_pattern keys")
+@pytest.mark.filterwarnings("ignore:The following (alpha|rank)_pattern keys")
 @pytest.mark.parametrize("names", [["gate_proj"], ["gate_proj", "up_proj", "down_proj", "o_proj"]])
 def test_layers_beside_the_experts_that_peft_takes_for_these_are_refused(names: list[str]) -> None:
     """Dots 1 has a dense layer and shared experts. Adapters of its experts could not be merged."""

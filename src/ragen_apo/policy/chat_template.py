@@ -183,7 +183,8 @@ def _render(
     tools: Tools = (),
     add_generation_prompt: bool = True,
 ) -> str:
-    template, schemas = None, [dict(tool) for tool in tools] or None
+    template = None
+    schemas: list[Any] | None = [dict(tool) for tool in tools] or None
     if asks_for_the_date(tokenizer):
         template = _stopped_clock() + tokenizer.get_chat_template(tools=schemas)
     rendered = tokenizer.apply_chat_template(
