@@ -102,6 +102,32 @@ def test_a_template_that_prints_the_date_prints_the_same_every_day(
     assert str(TEMPLATE_DATE.year) in printed
 
 
+def in_form(form: str) -> str:
+    return f"{{{{ strftime_now('{form}') }}}}{CHATML}"
+
+
+@pytest.mark.parametrize("form", ["%F %T", "%e.%D|%R", "%G-W%V", "%-d/%-m %H%z%Z", "100%% %%d"])
+def test_a_date_of_another_form_is_written_as_the_clock_would_write_it(
+    chatml_tokenizer, form: str
+) -> None:
+    template = read_chat_template(with_template(chatml_tokenizer, in_form(form)))
+    assert template.render(CONVERSATION).startswith(TEMPLATE_DATE.strftime(form) + "<|im_start|>")
+
+
+def test_a_date_of_a_form_that_is_not_known_is_refused(chatml_tokenizer) -> None:
+    with pytest.raises(ModelError, match="knows no date of the form at %s"):
+        read_chat_template(with_template(chatml_tokenizer, in_form("at %s")))
+
+
+@pytest.mark.parametrize("of_all", [CHATML, chat_templates.SMOLLM_3], ids=["plain", "with a date"])
+def test_tools_get_the_template_that_is_named_for_them(chatml_tokenizer, of_all: str) -> None:
+    tokenizer = with_template(chatml_tokenizer, CHATML)
+    tokenizer.chat_template = {"default": of_all, "tool_use": f"WITH TOOLS {of_all}"}
+    tool = {"type": "function", "function": {"name": "buy", "parameters": {"type": "object"}}}
+    assert "WITH TOOLS" in read_chat_template(tokenizer, tools=[tool]).render(CONVERSATION)
+    assert "WITH TOOLS" not in read_chat_template(tokenizer).render(CONVERSATION)
+
+
 @pytest.mark.parametrize(
     ("template", "reason"),
     [

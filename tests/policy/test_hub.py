@@ -80,6 +80,24 @@ def test_the_code_of_a_model_is_that_of_the_revision(two_commits: dict[str, Path
         assert getattr(model.model, "mark", None) == commit
 
 
+@pytest.mark.parametrize("file", ["config.json", "tokenizer_config.json"])
+def test_code_of_another_repository_which_no_revision_fixes_is_refused_with_one(
+    two_commits: dict[str, Path], file: str
+) -> None:
+    path = two_commits[NEW] / file
+    names = {"AutoTokenizer": [None, "some/base-code--own.OwnTokenizer"]}
+    if file == "config.json":
+        names = {"AutoConfig": "some/base-code--own.OwnConfig"}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"auto_map": names}))
+
+    def check(*, trust: bool) -> None:
+        check_model(NAME, max_context_tokens=8, trust_remote_code=trust, revision="v2")
+
+    with pytest.raises(ModelError, match=f"some/base-code .auto_map in {file}.*remove 'some/base"):
+        check(trust=True)
+    check(trust=False)  # its own code is not run
+
+
 def loaders(path: str | Path, revision: str) -> list[Callable[[], object]]:
     return [
         lambda: load_language_model(path, device=CPU, revision=revision),

@@ -8,6 +8,10 @@ import torch
 from torch import nn
 from transformers import (
     AutoModelForCausalLM,
+    CTRLConfig,
+    CTRLLMHeadModel,
+    Dots1Config,
+    Dots1ForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
     PreTrainedModel,
@@ -121,6 +125,33 @@ def test_all_linear_layers_are_refused_where_experts_are_none_of_them(
     model = build()
     add_adapters(model, LoraConfig(target_modules=["q_proj", "v_proj"]), seed=0)
     assert trained_tensors(model)
+
+
+def test_linear_layers_that_have_numbers_for_names_are_refused_with_those_that_have_others() -> (
+    None
+):
+    """In CTRL's layers two of them stand in a sequence. The layers have numbers, too."""
+    sizes = {"n_embd": 32, "dff": 64, "n_layer": 3, "n_head": 4, "n_positions": 64}
+    model = CTRLLMHeadModel(CTRLConfig(vocab_size=300, **sizes))
+    with pytest.raises(ConfigError, match="named 0, 2, .* some of Wk, Wq, Wv, dense"):
+        add_adapters(model, LoraConfig(), seed=0)
+
+
+@pytest.mark.filterwarnings("ignore:The following (alpha|rank)_pattern keys")
+@pytest.mark.parametrize("names", [["gate_proj"], ["gate_proj", "up_proj", "down_proj", "o_proj"]])
+def test_layers_beside_the_experts_that_peft_takes_for_these_are_refused(names: list[str]) -> None:
+    """Dots 1 has a dense layer and shared experts. Adapters of its experts could not be merged."""
+    sizes = {"moe_intermediate_size": 32, "n_routed_experts": 4, "num_experts_per_tok": 2}
+    groups = {"n_group": 2, "topk_group": 1, "first_k_dense_replace": 1, "n_shared_experts": 1}
+
+    def add(names: list[str]) -> PreTrainedModel:
+        model = Dots1ForCausalLM(Dots1Config(**SIZES, **sizes, **groups, head_dim=8))
+        add_adapters(model, LoraConfig(target_modules=names), seed=0)
+        return model
+
+    with pytest.raises(ConfigError, match=r"the experts of Dots1ForCausalLM.* leave out gate_proj"):
+        add(names)
+    assert len(trained_tensors(add(["q_proj", "o_proj"]))) == 2 * 2 * 2
 
 
 def test_without_peft_the_message_says_how_to_install_it(

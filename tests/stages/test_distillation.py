@@ -182,7 +182,7 @@ def test_the_weights_of_turns_multiply_to_that_of_the_episode() -> None:
     values = state_values(episodes, beta=0.3, min_visits=2)
     whole = optimal_policy_weights([each.episode_return for each in episodes], beta=0.3)
     for each, weight in zip(episodes, whole, strict=True):
-        parts = turn_weights(each, task_value=values["x"], values=values, beta=0.3)
+        parts = turn_weights(each, task_value=values["x"], values=values, beta=0.3, most=1e9)
         assert parts[0] == parts[1], "both turns are of the segment from x"
         assert parts[0] * parts[2] == pytest.approx(weight)
 
@@ -233,7 +233,7 @@ def test_what_maximises_the_weighted_likelihood_is_pi_star(credit: str) -> None:
         values = state_values(episodes, beta=beta, min_visits=2)
         by_turn = np.array(
             [
-                turn_weights(each, task_value=values["x"], values=values, beta=beta)
+                turn_weights(each, task_value=values["x"], values=values, beta=beta, most=1e9)
                 for each in episodes
             ]
         )

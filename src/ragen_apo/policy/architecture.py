@@ -2,7 +2,8 @@
 
 `check_architecture` consumes a model's configuration and the longest context. It refuses models for
 which the generation engine, the scorer and transformers would compute different things. Examples
-are layers that do not see all of the context, and positions that depend on the rest of a pass.
+are layers that do not see all of the context, and positions that depend on the rest of a pass. It
+also refuses quantised weights: saved and loaded again, they would be others.
 """
 
 from __future__ import annotations
@@ -36,6 +37,14 @@ def check_architecture(
             f"'{path}' ({config.model_type}) has several parts, for text and for images or sound, "
             "and only models of text are supported. Take one, such as Qwen2.5-1.5B-Instruct, or "
             "save the part that reads text (text_config) as a model of its own, with the tokenizer"
+        )
+    if quantized := getattr(config, "quantization_config", None):
+        method = quantized.get("quant_method") if isinstance(quantized, Mapping) else quantized
+        raise ModelError(
+            f"'{path}' has quantised weights (quantization_config in its config.json: {method}), "
+            "which are neither trained nor saved rightly here; expected weights in bfloat16, "
+            "float16 or float32. Take the model that it was made from, which mostly has the same "
+            "name without an ending such as -FP8, -GPTQ or -AWQ"
         )
     longest = getattr(config, "max_position_embeddings", None)
     longest = longest if isinstance(longest, int) else None

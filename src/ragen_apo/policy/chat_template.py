@@ -184,11 +184,12 @@ def _render(
     add_generation_prompt: bool = True,
 ) -> str:
     template = None
+    schemas: list[Any] | None = [dict(tool) for tool in tools] or None
     if asks_for_the_date(tokenizer):
-        template = _stopped_clock() + tokenizer.get_chat_template()
+        template = _stopped_clock() + tokenizer.get_chat_template(tools=schemas)
     rendered = tokenizer.apply_chat_template(
         [dict(message) for message in messages],
-        tools=[dict(tool) for tool in tools] or None,
+        tools=schemas,
         tokenize=False,
         add_generation_prompt=add_generation_prompt,
         chat_template=template,
@@ -198,13 +199,19 @@ def _render(
 
 
 def _stopped_clock() -> str:
-    """A macro that takes the place of transformers' clock; functions cannot be handed to it."""
-    directives = "aAwdbBmyYHIMSpfjUWcxX"
+    """A macro that takes the place of transformers' clock; functions cannot be handed to it.
+
+    It fails on a format with other directives, which would stay in the prompt.
+    """
+    directives = "aAwdbBmyYHIMSpfjUWcxXeFDTRzZGVuCghrklP"
     replaced = [
         f"replace('%{sign}{letter}', '{TEMPLATE_DATE.strftime(f'%{sign}{letter}')}')"
         for sign in ("", "-")
         for letter in directives
     ]
     return (
-        f"{{% macro {_CLOCK}(format) %}}{{{{ format | {' | '.join(replaced)} }}}}{{% endmacro +%}}"
+        f"{{% macro {_CLOCK}(format) %}}{{% for part in format.split('%%') %}}"
+        f"{{% set text = part | {' | '.join(replaced)} %}}{{% if '%' in text %}}"
+        f"{{{{ raise_exception('{_CLOCK} knows no date of the form ' ~ format) }}}}{{% endif %}}"
+        "{{ text ~ ('' if loop.last else '%') }}{% endfor %}{% endmacro +%}"
     )

@@ -44,8 +44,10 @@ def smollm2_file() -> Path:
 def convert_gguf(source: Path, folder: Path) -> None:
     """Writes the model in `source` as a folder that `policy.path` takes, whole or not at all.
 
-    The weights are rounded to bfloat16, which keeps more digits than any quantised format.
-    Raises ModelError for a file that cannot be read, and where `folder` exists.
+    The weights are rounded to bfloat16, which changes those of a quantised format hardly. Of a
+    format with more digits, F16 or F32, it keeps 8 bits of each number.
+    Raises ModelError for a file that cannot be read or whose rotary positions are scaled, and where
+    `folder` exists.
     """
     if folder.exists():
         raise ModelError(f"{folder} exists already; name another folder, or remove it first")
@@ -53,19 +55,46 @@ def convert_gguf(source: Path, folder: Path) -> None:
         raise ModelError(f"{source} is no file, expected a GGUF file or the name {SMOLLM2}")
     if find_spec("gguf") is None:
         raise ModelError(f"reading GGUF files needs the Python package gguf: {_INSTALL}")
+    _refuse_scaled_positions(source)
     try:
         tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
         loaded: Any = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name)
     except Exception as error:
-        # A foreign binary file fails in any way.
-        raise ModelError(
-            f"{source} could not be read as GGUF ({type(error).__name__}: {error}); copy the file "
-            "again, or take a model of an architecture whose GGUF files transformers reads"
-        ) from error
+        raise _unreadable(source, error) from error
     model = _plain_model(loaded)
     with directory_written_atomically(folder) as partial:
         model.save_pretrained(partial)
         tokenizer.save_pretrained(partial)
+
+
+def _refuse_scaled_positions(source: Path) -> None:
+    """Refuses rotary positions that are scaled: transformers leaves the scaling out."""
+    from gguf import GGUFReader
+
+    try:
+        reader = GGUFReader(source)
+        found = [tensor.name for tensor in reader.tensors if tensor.name.startswith("rope_f")]
+        metadata = {
+            name: field.contents() for name, field in reader.fields.items() if ".rope.scal" in name
+        }
+    except Exception as error:
+        raise _unreadable(source, error) from error
+    if not any(name.endswith(".type") and value == "none" for name, value in metadata.items()):
+        found += [f"{name} = {value}" for name, value in metadata.items()]
+    if found:
+        raise ModelError(
+            f"the rotary positions of {source} are scaled ({', '.join(found[:3])}), which "
+            "converting would leave out; expected a file without it. Take the safetensors folder "
+            "that the file was made from, as it is at the Hugging Face hub"
+        )
+
+
+def _unreadable(source: Path, error: Exception) -> ModelError:
+    """A foreign binary file fails in any way."""
+    return ModelError(
+        f"{source} could not be read as GGUF ({type(error).__name__}: {error}); copy the file "
+        "again, or take a model of an architecture whose GGUF files transformers reads"
+    )
 
 
 def _plain_model(loaded: Any) -> Any:

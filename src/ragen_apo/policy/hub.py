@@ -5,12 +5,17 @@ The hub's own client asks, so its cache, HF_HUB_OFFLINE, HF_ENDPOINT and tokens 
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 from huggingface_hub import hf_hub_download
 
 from ragen_apo.config.policy import is_hub_name
 from ragen_apo.errors import ModelError
+
+_REPOSITORY = re.compile(r"([\w.-]+/[\w.-]+?)--")
+"""In `OWNER/NAME--module.Class`, as configurations name code of another repository."""
 
 
 def hub_commit(path: str | Path, *, revision: str | None) -> str | None:
@@ -33,6 +38,29 @@ def hub_commit(path: str | Path, *, revision: str | None) -> str | None:
             "or move it: a name counts as the hub's only where no folder has it"
         )
     return None
+
+
+def refuse_code_from_elsewhere(path: str | Path, *, revision: str) -> None:
+    """Refuses a fixed version of a model whose own code is in another repository.
+
+    transformers would run what is newest there. Nothing of the model is run here.
+    """
+    for name in ("config.json", "tokenizer_config.json"):
+        try:
+            file = Path(hf_hub_download(str(path), name, revision=revision))
+            code = str(json.loads(file.read_text(encoding="utf-8")).get("auto_map"))
+        except (OSError, ValueError, AttributeError):
+            continue  # there is none, or whoever reads it says what is wrong
+        others = set(_REPOSITORY.findall(code)) - {str(path)}
+        if others:
+            other = min(others)
+            raise ModelError(
+                f"policy.revision: the own code of '{path}' is that of another repository, {other} "
+                f"(auto_map in {name}), and no revision of '{path}' fixes it. Fetch the model with "
+                f"`hf download {path} --revision {revision} --local-dir FOLDER`, copy the *.py of "
+                f"{other} into FOLDER, remove '{other}--' from its auto_map and set policy.path to "
+                "FOLDER; or set policy.revision to null to run whatever is newest"
+            )
 
 
 def not_loaded(path: str | Path, error: Exception, *, revision: str | None = None) -> ModelError:

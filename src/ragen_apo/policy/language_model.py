@@ -42,7 +42,7 @@ from ragen_apo.policy.chat_template import (
     asks_for_the_date,
     read_chat_template,
 )
-from ragen_apo.policy.hub import hub_commit, not_loaded
+from ragen_apo.policy.hub import hub_commit, not_loaded, refuse_code_from_elsewhere
 from ragen_apo.policy.lora import adapters_disabled, has_adapters, plain_weights, update_digest
 from ragen_apo.policy.model_checks import check_embeddings, probe_model, refuse_foreign_weights
 from ragen_apo.policy.packed_weights import packed_weights
@@ -55,7 +55,7 @@ from ragen_apo.policy.passes import (
     read_nothing,
 )
 from ragen_apo.policy.template_options import set_template_options
-from ragen_apo.policy.tokenizer import CLOSE_ANSWER, tokenizer_contents
+from ragen_apo.policy.tokenizer import CLOSE_ANSWER, printed_tokens, tokenizer_contents
 from ragen_apo.seeding import derive_seed
 
 ROPE_THETA = 10_000.0
@@ -255,7 +255,8 @@ class LanguageModel:
         """The identity of a reference: a hash of all that its output depends on.
 
         These are the weights, the architecture's numbers (a rotary base is not a weight), the
-        tokenizer, the chat template with the date that it gets, and the end tokens.
+        tokenizer, the chat template with the date and the special tokens that it gets, and the end
+        tokens.
         """
         if self._fingerprint is not None:
             return self._fingerprint
@@ -270,6 +271,8 @@ class LanguageModel:
             rest["autocast"] = str(self.autocast)
         if asks_for_the_date(self.tokenizer):
             rest["template_date"] = str(TEMPLATE_DATE)
+        if printed := printed_tokens(self.tokenizer, self.config):
+            rest["printed_tokens"] = printed
         digest = hashlib.sha256(json.dumps(rest, sort_keys=True, default=str).encode())
         with self.whole():
             update_digest(digest, plain_weights(self.model, adapters=self.adapters))
@@ -335,10 +338,15 @@ def load_language_model(
     `set_template_options` does.
     """
     commit = hub_commit(path, revision=revision)
+    config = _read_config(
+        path, revision=revision, commit=commit, trust_remote_code=trust_remote_code
+    )
+    check_architecture(config, path, max_context_tokens=max_context_tokens)
     try:
         # With `output_loading_info` it returns a pair, which its types do not say.
         found: Any = AutoModelForCausalLM.from_pretrained(
             path,
+            config=config,
             revision=commit,
             dtype=dtype,
             use_safetensors=True,
@@ -358,14 +366,13 @@ def load_language_model(
         raise not_loaded(path, error, revision=revision) from error
     if has_adapters(model):
         raise _adapters_of_others(path)
-    refuse_foreign_weights(path, loading)
+    refuse_foreign_weights(path, model, loading)
     tokenizer = load_tokenizer(
         path,
         revision=commit,
         trust_remote_code=trust_remote_code,
         template_options=template_options,
     )
-    check_architecture(model.config, path, max_context_tokens=max_context_tokens)
     nn.Module.to(model, device)
     loaded = LanguageModel(
         model.eval(),
@@ -388,19 +395,29 @@ def check_model(
 ) -> None:
     """Checks a model before its weights are loaded; a hub name is looked up at the hub.
 
-    Raises ModelError for a model that is not there or has no tokenizer, and what `hub_commit` and
-    `check_architecture` raise.
+    Raises ModelError for a model that is not there or has no tokenizer, and what `hub_commit`,
+    `refuse_code_from_elsewhere` (for a revision) and `check_architecture` raise.
     """
     _check_folder(path)
     commit = hub_commit(path, revision=revision)
+    if trust_remote_code and revision is not None:
+        refuse_code_from_elsewhere(path, revision=revision)
+    config = _read_config(
+        path, revision=revision, commit=commit, trust_remote_code=trust_remote_code
+    )
+    check_architecture(config, path, max_context_tokens=max_context_tokens)
+
+
+def _read_config(
+    path: str | Path, *, revision: str | None, commit: str | None, trust_remote_code: bool
+) -> Any:
     try:
-        config = AutoConfig.from_pretrained(
+        return AutoConfig.from_pretrained(
             path, revision=commit, trust_remote_code=trust_remote_code
         )
     except Exception as error:
         # A faulty config.json raises many types of exception.
         raise not_loaded(path, error, revision=revision) from error
-    check_architecture(config, path, max_context_tokens=max_context_tokens)
 
 
 def _adapters_of_others(path: str | Path) -> ModelError:

@@ -45,8 +45,8 @@ def add_adapters(model: PreTrainedModel, settings: LoraConfig, *, seed: int) -> 
     """Puts new adapters into the model and freezes everything else; they are float32.
 
     Their weights are a function of seed and device. Raises ConfigError where `require_peft` does,
-    for target modules that the body of the model does not have, and for `all-linear` where most of
-    the model could get none.
+    for target modules that the body of the model does not have or that are not linear layers alone,
+    and for `all-linear` where most of the model could get none.
     """
     require_peft()
     import peft
@@ -63,6 +63,17 @@ def add_adapters(model: PreTrainedModel, settings: LoraConfig, *, seed: int) -> 
             f"{', '.join(unknown)}; expected {ALL_LINEAR} alone or some of "
             f"{', '.join(sorted(linear))}"
         )
+    others = {
+        name.rpartition(".")[2]
+        for name, module in model.base_model.named_modules()
+        if not isinstance(module, nn.Linear | Conv1D)
+    }
+    if ambiguous := sorted(set(wanted) & others):
+        raise ConfigError(
+            f"policy.lora.target_modules: in {type(model).__name__} not only linear layers are "
+            f"named {', '.join(ambiguous)}, and layers are found by their names; expected some of "
+            f"{', '.join(sorted(set(linear) - others))}"
+        )
     wishes = peft.LoraConfig(
         r=settings.rank,
         lora_alpha=settings.alpha,
@@ -70,8 +81,18 @@ def add_adapters(model: PreTrainedModel, settings: LoraConfig, *, seed: int) -> 
         target_modules=list(wanted),
         fan_in_fan_out=any(isinstance(linear[name], Conv1D) for name in wanted),
     )
-    with seeded_torch(seed, device=model.device):
-        peft.inject_adapter_in_model(wishes, model.base_model, adapter_name=_ADAPTER)
+    try:
+        with seeded_torch(seed, device=model.device):
+            peft.inject_adapter_in_model(wishes, model.base_model, adapter_name=_ADAPTER)
+        reached = {name.rpartition(".")[2] for name, _ in _adapted_layers(model)}
+    except ValueError:  # it misses others that it takes for parts of the same experts
+        reached = set()
+    if not reached.issuperset(wanted):
+        raise ConfigError(
+            f"policy.lora.target_modules is [{', '.join(wanted)}], and peft takes some of these "
+            f"names for the experts of {type(model).__name__}, which are no linear layers; leave "
+            "out gate_proj, up_proj and down_proj, or train all weights (policy.lora: null)"
+        )
     for name, parameter in model.named_parameters():
         if _MARK in name:
             parameter.data = parameter.data.float()

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,24 +29,47 @@ LARGE_LOGIT = 100.0
 """The probe's logits are scaled to this maximum: soft-capping hardly changes small ones."""
 TOLERANCE = 0.01
 """Relative to the largest entry; both sides are computed in one format, so they hardly differ."""
+_TABLES = re.compile(r"rotary_emb\.|inv_freq$|(attn|attention)\.(masked_)?bias$")
+"""Tensors in older files that are no weights: rotary frequencies and causal masks."""
 
 
-def refuse_foreign_weights(path: str | Path, loading: Mapping[str, Any]) -> None:
-    """Refuses weights that transformers replaced by random ones, as its report `loading` says."""
+def refuse_foreign_weights(
+    path: str | Path, model: PreTrainedModel, loading: Mapping[str, Any]
+) -> None:
+    """Refuses weights that are not those of the model, as transformers' report `loading` says.
+
+    It replaces missing ones by random numbers, and leaves out those that config.json has no place
+    for. Of the latter, heads and towers beside the model are no loss; a warning names them.
+    """
     missing, unused = sorted(loading["missing_keys"]), sorted(loading["unexpected_keys"])
     problems = [f"{name} is missing" for name in missing]
     problems += [
         f"{name} has shape {tuple(found)}, expected {tuple(expected)}"
         for name, found, expected in sorted(loading["mismatched_keys"])
     ]
-    if not problems:
-        return
-    others = f" Tensors that it does not use: {len(unused)}, such as {unused[0]}." if unused else ""
-    raise ModelError(
-        f"the weights in '{path}' are not those of its config.json: {'; '.join(problems[:2])} "
-        f"({len(problems)} such tensors in all, which would be random numbers).{others} Copy the "
-        "folder again, or write it with save_pretrained"
-    )
+    others = f"Tensors that it does not use: {len(unused)}, such as {unused[0]}" if unused else ""
+    if problems:
+        raise ModelError(
+            f"the weights in '{path}' are not those of its config.json: {'; '.join(problems[:2])} "
+            f"({len(problems)} such tensors in all, which would be random numbers)."
+            f"{others and f' {others}.'} Copy the folder again, or write it with save_pretrained"
+        )
+    parts = {name for part in (model, model.base_model) for name, _ in part.named_children()}
+    lost = [
+        name
+        for name in unused
+        if name.removeprefix(f"{model.base_model_prefix}.").partition(".")[0] in parts
+        and not _TABLES.search(name)
+    ]
+    if lost:
+        raise ModelError(
+            f"the weights in '{path}' are not those of its config.json, which has no place for "
+            f"{', '.join(lost[:3])} ({len(lost)} such tensors in all, which would be left out). "
+            "Take the config.json that belongs to them (its num_hidden_layers, attention_bias and "
+            "the like), or remove these tensors if the model was made to run without them"
+        )
+    if unused:
+        warnings.warn(f"'{path}': {others}", stacklevel=2)
 
 
 def check_embeddings(

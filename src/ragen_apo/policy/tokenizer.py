@@ -101,6 +101,19 @@ def tokenizer_contents(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     return contents | {"cleans_up": bool(tokenizer.clean_up_tokenization_spaces)}
 
 
+def printed_tokens(tokenizer: PreTrainedTokenizerBase, config: Any) -> dict[str, str | None]:
+    """The special tokens that the chat template names, without those that the model's
+    configuration tells as well: they are part of its fingerprint already.
+    """
+    template, found = str(tokenizer.chat_template), {}
+    named = {"bos_token": None, "eos_token": None, **tokenizer.special_tokens_map}
+    for name, token in named.items():
+        token_id = None if token is None else tokenizer.convert_tokens_to_ids(token)
+        if name in template and token_id != getattr(config, f"{name}_id", None):
+            found[name] = token
+    return found
+
+
 def _numbers(texts: Sequence[str]) -> list[str]:
     found = {int(number) for text in texts for number in _NUMBER.findall(text)}
     times = 1 + len(texts) // _TEXTS_PER_NUMBER

@@ -137,7 +137,7 @@ def turn_weights(
     task_value: float,
     values: Mapping[str, float],
     beta: float,
-    most: float = math.inf,
+    most: float,
 ) -> list[float]:
     """pi*/pi_ref of each turn of an episode of pi_ref: that of the segment it belongs to.
 

@@ -40,6 +40,12 @@ def test_a_message_without_text_is_an_empty_answer(message: dict[str, Any]) -> N
     assert (answer.content, answer.refused) == ("", False)
 
 
+def test_a_text_in_parts_is_joined() -> None:
+    texts = [{"type": "text", "text": text} for text in ("<answer>", "a")]
+    parts = [texts[0], {"type": "thinking", "text": "b"}, None, texts[1]]
+    assert read({"content": parts}).content == "<answer>a"
+
+
 def test_calls_are_read_whether_their_arguments_are_text_or_an_object() -> None:
     whole = {"id": "c1", "type": "function", "function": {"name": "buy", "arguments": '{"id": 3}'}}
     bare = {"function": {"name": "buy", "arguments": {"id": 3}}}
@@ -89,6 +95,7 @@ def test_complaints_are_read_in_all_their_forms(body: str, message: str) -> None
 def test_a_complaint_in_a_successful_response_is_one() -> None:
     body = '{"error": {"message": "busy", "code": 502}}'
     assert read_answer(body) == Complaint("busy", code="502")
+    assert read_answer('{"error": "busy"}') == Complaint("busy", status=502)
 
 
 @given(st.binary(max_size=60))

@@ -108,15 +108,18 @@ def test_an_answer_has_its_text_and_what_it_cost() -> None:
         refuses(500, "oops"),
         refuses(503, "loading"),
         sends("<html>bad gateway</html>", status=502),
+        *(sends("", status=status) for status in (521, 523, 525)),
         sends('{"choices": [{"mess'),
         sends({"error": {"message": "upstream is busy", "code": 429}}),
+        sends({"error": {"message": "upstream is busy", "type": "overloaded"}, "choices": []}),
         refuses(429, "Too many tokens, please wait before trying again."),
         sends({"choices": [{"finish_reason": "error", "message": {"content": ""}}]}),
         sends({"choices": [{"error": {"message": "provider", "code": 502}, "message": {}}]}),
         cuts,
     ],
     ids=[
-        *("429", "500", "503", "502 html", "half JSON", "429 inside a 200"),
+        *("429", "500", "503", "502 html", "521", "523", "525", "half JSON"),
+        *("429 inside a 200", "an error without a code inside a 200"),
         *("429 of tokens a minute", "a failure inside a choice", "its error", "cut connection"),
     ],
 )
@@ -216,13 +219,14 @@ def test_the_pauses_outlast_a_limit_of_requests_a_minute() -> None:
     ("fault", "part"),
     [
         (refuses(401, f"Incorrect API key provided: {KEY}"), "does not accept the key"),
-        (refuses(403, "no access"), "does not accept the key (403: no access)"),
+        (refuses(403, "no access"), "the key, or refuses what it was asked (403: no access)"),
         (refuses(404, "no such model"), "knows no model 'tiny'"),
         (refuses(400, "temperature must be 1"), "(400: temperature must be 1)"),
+        (refuses(400, "unknown field context_window"), "refuses the request (400: unknown field"),
         (refuses(429, "pay first", code="insufficient_quota"), "has no money or quota left"),
         (sends("", status=307, Location="http://127.0.0.1:1/"), "redirects to another address"),
     ],
-    ids=["401", "403", "404", "400", "no quota", "redirect"],
+    ids=["401", "403", "404", "400", "a field of that name", "no quota", "redirect"],
 )
 def test_what_stays_ends_in_an_error_after_one_request(fault: Fault, part: str) -> None:
     assert part in refused(fault, num_requests=1)
@@ -250,6 +254,9 @@ def test_what_is_no_chat_completion_ends_in_an_error_that_says_why(body: object,
         refuses(400, "This model's maximum context length is 2048 tokens. However, ..."),
         refuses(400, "too much", code="context_length_exceeded"),
         refuses(413, "prompt is too long: 9000 tokens > 8192 maximum"),
+        refuses(400, "request (9000 tokens) exceeds the available context size (4096 tokens)"),
+        refuses(400, "The input (9000 tokens) is longer than the model's context length (4096)."),
+        refuses(400, "the prompt is longer than the limit; see `max_model_len`"),
     ],
 )
 def test_a_full_context_is_an_error_of_its_own(fault: Fault) -> None:

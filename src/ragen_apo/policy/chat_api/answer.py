@@ -16,11 +16,14 @@ from ragen_apo.files import parse_json
 from ragen_apo.printable import printable, shortened
 
 MAX_MESSAGE_CHARACTERS = 300
+_PASSING_STATUS = 502
 _CONTEXT_FULL = re.compile(
-    r"context[ _-]?(length|window|size)|maximum context|max_model_len|prompt is too long"
-    r"|too many (input )?tokens|input (is )?too long|exceeds? the (available|maximum) context",
+    r"prompt is too long|too many (input )?tokens|input (is )?too long"
+    r"|^(?=.*(context[ _-]?(length|window|size|limit)|max_model_len))"
+    r".*(exceed|maximum|longer|larger|overflow|too (long|large|many))",
     re.IGNORECASE,
 )
+"""A context alone may be that of a field which the server does not know."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,8 @@ def read_answer(body: str) -> Answer | Complaint:
         raise ValueError(f"a JSON object was expected, got {type(value).__name__}")
     choices = value.get("choices")
     if not choices and value.get("error"):
-        return read_complaint(body)
+        found = _complaint_of(value["error"])
+        return found if found.code else replace(found, status=_PASSING_STATUS)
     if not isinstance(choices, list) or not choices:
         raise ValueError("it has no choices")
     choice = choices[0]
@@ -86,8 +90,11 @@ def read_answer(body: str) -> Answer | Complaint:
     if choice.get("error") or choice.get("finish_reason") == "error":
         # A router's answer of a model that failed: the same question may succeed.
         found = _complaint_of(choice.get("error") or "the model failed")
-        return replace(found, status=502)
+        return replace(found, status=_PASSING_STATUS)
     content = message.get("content")
+    if isinstance(content, list):
+        parts = [part for part in content if isinstance(part, dict) and part.get("type") == "text"]
+        content = "".join(_text(part.get("text")) for part in parts)
     if content is not None and not isinstance(content, str):
         raise ValueError(f"the content of its message is {type(content).__name__}, expected text")
     usage = value.get("usage")

@@ -37,7 +37,7 @@ Tools = Sequence[Mapping[str, Any]]
 
 MAX_CONNECT_SECONDS = 20.0
 MAX_ANSWER_BYTES = 1 << 25
-PASSING = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 520, 522, 524, 529})
+PASSING = frozenset({408, 409, 425, 429, 500, 502, 503, 504, *range(520, 530)})
 """Statuses after which the same request may succeed."""
 _TOO_MUCH_AT_ONCE = frozenset({429, 503, 529})
 """Some say "too many tokens" there, and mean a minute's and not a context's."""
@@ -218,13 +218,14 @@ class ChatClient:
         message = self._without_key(complaint.message)
         said = f"{status}: {message}" if message else str(status)
         if status in (401, 403):
+            or_else = ", or refuses what it was asked" if status == 403 else ""
             return _Failure(
-                f"{server} does not accept the key ({said}). The key is that in the environment "
-                "variable OPENAI_API_KEY, or in the one that --api-key-env names."
+                f"{server} does not accept the key{or_else} ({said}). The key is that in the "
+                "environment variable OPENAI_API_KEY, or in the one that --api-key-env names."
                 if self._key is not None
-                else f"{server} wants a key ({said}), and none was sent. Export OPENAI_API_KEY, or "
-                "name another variable with --api-key-env (over plain http to another machine, "
-                "always name it)."
+                else f"{server} wants a key{or_else} ({said}), and none was sent. Export "
+                "OPENAI_API_KEY, or name another variable with --api-key-env (over plain http to "
+                "another machine, always name it)."
             )
         if complaint.context_full and status not in _TOO_MUCH_AT_ONCE:
             return _Failure(f"{server}: {model} has no room ({said}).", context_full=True)
