@@ -69,7 +69,7 @@ def convert_gguf(source: Path, folder: Path) -> None:
 
 def _refuse_scaled_positions(source: Path) -> None:
     """Refuses rotary positions that are scaled: transformers leaves the scaling out."""
-    from gguf import GGUFReader
+    from gguf import GGUFReader  # pyright: ignore[reportMissingImports]
 
     try:
         reader = GGUFReader(source)
