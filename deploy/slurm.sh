@@ -5,7 +5,7 @@
 #
 # The run folder has to be on a disk that all nodes share. A job that was requeued, or is given
 # again with the same folder, goes on where it stopped; --training.max_steps 120 then trains for
-# longer. With an environment of your own add --trust-remote-code, which a job that goes on needs.
+# longer. With an environment or algorithm of your own add --trust-remote-code: going on needs it.
 # After --time nothing is requeued: give the job again. The Python is that of .venv, or of PYTHON.
 #SBATCH --job-name=ragen-apo
 #SBATCH --nodes=1

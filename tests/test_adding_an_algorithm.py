@@ -10,6 +10,7 @@ from types import ModuleType
 import pytest
 import torch
 
+import ragen_apo
 from ragen_apo.api import read_config
 from ragen_apo.config import algorithms as registry
 from ragen_apo.config import load_config, load_run_config, parse_config, resolved_yaml
@@ -20,6 +21,7 @@ from ragen_apo.report.algorithm import algorithm_of
 from ragen_apo.report.load import RunData
 from ragen_apo.report.tables import compact_mean
 from ragen_apo.run_directory import RunDirectory
+from tests import factories
 from tests.command_line import Command, assert_refused
 from tests.forks import forked_command
 
@@ -28,6 +30,11 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+UNTRAINED = (
+    "--warm_start.demonstrations.num_steps=1",
+    "--warm_start.copy.max_steps=0",
+    "--training.eval_every=null",
+)
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 PAGE = DOCS / "adding_an_algorithm.md"
 
@@ -116,6 +123,7 @@ def test_the_file_on_the_page_trains_through_the_command_line(tmp_path: Path) ->
     code = (tmp_path / "step_rloo.py").read_text("utf-8")
     (tmp_path / "step_rloo.py").write_text(f"{code}\n# edited\n", encoding="utf-8")
     goes_on = ["train", "--run-dir", str(run), "--resume", "--training.max_steps=3"]
+    goes_on.append("--algorithm.baseline_weight=0.5")  # as the scripts of a cloud give it again
     (tmp_path / "elsewhere").mkdir()
     for trust, status in ([], 2), (["--trust-remote-code"], 0):
         process = forked_command(
@@ -154,6 +162,13 @@ def test_the_section_on_the_page_names_the_file(command: Command) -> None:
     assert_refused(command(*train, "step_rloo.py"), "names no class; add it behind a colon")
     Path("other.py").write_text("import ragen_apo\nclass Other: ...\n", encoding="utf-8")
     assert_refused(command(*train, "other.py:Other"), "is no subclass of AlgorithmConfig")
+    own = "from ragen_apo.training.algorithms.policy_gradient import PolicyGradientConfig as Base\n"
+    nameless = f"{own}class Own(Base):\n    traits = Base\n    name: str\n"
+    for code in (f"{own}class Own(Base):\n    name: str = 'own'\n", nameless):
+        Path("bare.py").write_text(code, encoding="utf-8")
+        assert_refused(command(*train, "bare.py:Own"), "with traits and a default of its name")
+        Path("bare.py").unlink()
+        sys.modules.pop(next(name for name in sys.modules if name.startswith("bare_")))
     Path("raises.py").write_text("import ragen_apo\n1 / 0\nclass Own: ...\n", encoding="utf-8")
     assert_refused(command(*train, "raises.py:Own"), "importing it raised ZeroDivisionError")
     assert not Path("run").exists()
@@ -173,6 +188,44 @@ def test_the_code_that_a_run_names_is_imported_only_on_trust() -> None:
     assert not Path("ran").exists()
     trusted = load_run_config(Path("config.yaml"), may_import=True)
     assert trusted.algorithm.traits.label == "Step RLOO" and Path("ran").exists()
+
+
+@pytest.mark.usefixtures("beside")
+def test_two_paths_to_a_file_are_one_algorithm() -> None:
+    Path("below").mkdir()
+    os.chdir("below")
+    settings = parse_config("algorithm: ../step_rloo.py:StepRloo", source="test").algorithm
+    os.chdir("..")
+    again = parse_config("algorithm: ./step_rloo.py:StepRloo", source="test").algorithm
+    assert again == settings and ".." not in settings.name
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("beside")
+def test_a_run_goes_on_with_a_file_or_a_class_that_the_caller_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Their own file was refused, as if somebody else had named it; so was a class that moved."""
+    stopped = "--training.max_steps=1"
+    config = factories.config("--algorithm=step_rloo.py:StepRloo", *UNTRAINED, stopped)
+    run = factories.run(config, Path("run"))
+    kept = read_values(run.config)[0]
+    monkeypatch.setattr(registry, "_OWN", {})
+    more = {"training": {"max_steps": 2}}
+    with pytest.raises(ConfigError, match="names Python code"):
+        ragen_apo.train(None, "run", resume=True, progress=False, **more)
+    ragen_apo.train(kept, "run", resume=True, progress=False, **more)
+    monkeypatch.setattr(registry, "_OWN", {})
+    Path("moved.py").write_text(block("python"), encoding="utf-8")
+    own = registry.algorithm_class(
+        parse_config("algorithm: moved.py:StepRloo", source="test").algorithm.name
+    )
+    with pytest.raises(ConfigError, match="names Python code"):
+        ragen_apo.open_run("run")
+    assert isinstance(ragen_apo.open_run("run", algorithm=own).config.algorithm, own)
+    more = {"training": {"max_steps": 3}}
+    ragen_apo.train(None, "run", resume=True, progress=False, algorithm=own, **more)
+    assert len(list(read_json_lines(run.metrics))) == 3
 
 
 @pytest.mark.usefixtures("beside")

@@ -39,7 +39,7 @@ from ragen_apo.config.references import (
     with_absolute_paths,
 )
 from ragen_apo.config.search import SearchConfig
-from ragen_apo.config.section import LARGEST
+from ragen_apo.config.section import LARGEST, as_section
 from ragen_apo.distributed.torchrun import this_worker
 from ragen_apo.errors import ConfigError, RunDirectoryError
 from ragen_apo.printable import shortened
@@ -185,9 +185,10 @@ def _continued(
     from ragen_apo.stages.origin import MAY_CHANGE, may_change
 
     files = open_directory(path)
-    sections = _with_named_algorithm(sections)
+    given = None if config is None else read_config(config, environment=environment, **sections)
+    sections = _with_named_algorithm(sections, of_run=files)
     began = load_run_config(files.config, may_import=trust_remote_code)
-    if config is None:
+    if given is None:
         if isinstance(environment, str):
             environment = {"name": environment}
         if isinstance(environment, Mapping):
@@ -204,7 +205,6 @@ def _continued(
         _require_trust(files, given, trust_remote_code, names_key=names_key)
         trusted = trust_remote_code
     else:
-        given = read_config(config, environment=environment, **sections)
         trusted = trust_remote_code or given.policy.trust_remote_code
     changes = list(differences(began.model_dump(by_alias=True), given.model_dump(by_alias=True)))
     if fixed := [each for each in changes if not may_change(each.key)]:
@@ -240,7 +240,7 @@ def open_run(
     opened = isinstance(run, Run)
     files = open_directory(_path(run, "run"))
     if algorithm is not None:
-        provide_algorithm(algorithm)
+        _with_named_algorithm({"algorithm": algorithm}, of_run=files)
     config = run.config if opened else load_run_config(files.config, may_import=trust_remote_code)
     _provide(files, config, environment)
     if opened:
@@ -617,15 +617,24 @@ def read_config(
     return config_of(list(map(_plain, layers)), source=source, problems=problems, may_import=True)
 
 
-def _with_named_algorithm(sections: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The sections with the name of an algorithm where a caller gave its class, or an object."""
+def _with_named_algorithm(
+    sections: Mapping[str, Any], *, of_run: RunDirectory | None = None
+) -> Mapping[str, Any]:
+    """The sections with the name of an algorithm where a caller gave its class, or an object.
+
+    A run that exists keeps the name under which it was started, wherever the class is now.
+    """
     given = sections.get("algorithm")
     if isinstance(given, AlgorithmConfig):
         given = given.model_dump(by_alias=True) | {"name": type(given)}
     section = dict(given) if isinstance(given, Mapping) else {"name": given}
     if isinstance(own := section.get("name"), str | None):
         return sections
-    section["name"] = provide_algorithm(own)
+    name = None
+    if of_run is not None:
+        kept = as_section(read_values(of_run.config)[0].get("algorithm"))
+        name = kept.get("name") if isinstance(kept, Mapping) else None
+    section["name"] = provide_algorithm(own, reference=name)
     return {**sections, "algorithm": section}
 
 

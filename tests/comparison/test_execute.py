@@ -109,7 +109,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Runs:
 
 def play(runs: Runs, **options: Any) -> dict[tuple[str, int], RunDirectory]:
     comparison = load_comparison(runs.out.parent / "compare.yaml")
-    return execute.play_comparison(comparison, runs.out, say=lambda _: None, **options)
+    return execute.play_comparison(comparison, runs.out, **{"say": lambda _: None, **options})
 
 
 @pytest.mark.parametrize("parallel", [1, 3])
@@ -293,6 +293,26 @@ def test_another_configuration_is_not_continued(runs: Runs) -> None:
     text = COMPARISON.replace("one: {}", "one: {values: {beta1: 0.7}}")
     (runs.out.parent / "compare.yaml").write_text(text)
     with pytest.raises(RunDirectoryError, match=r"now: values\.beta1 was 0\.5 and is 0\.7\. Put"):
+        play(runs)
+
+
+def test_another_algorithm_is_not_continued_whatever_code_the_run_names(runs: Runs) -> None:
+    """The message had asked for --trust-remote-code, which `compare` does not have."""
+    folder = runs.out.parent
+    base = "from ragen_apo.training.algorithms.grpo import Grpo\n"
+    (folder / "own.py").write_text(f"{base}class Own(Grpo):\n    name: str = 'own'\n")
+    named = COMPARISON.replace("one: {}", f"one: {{algorithm: '{folder}/own.py:Own'}}")
+    (folder / "compare.yaml").write_text(named)
+    play(runs)
+    status = {"algorithm_files": {f"{folder}/own.py": "that of before"}}
+    done = RunDirectory(runs.out / "seed-0" / "one")
+    done.note(**status)
+    said: list[str] = []
+    play(runs, say=said.append)
+    (edited,) = [line for line in said if "own.py was edited since this run started" in line]
+    assert "made with the old file" in edited and str(done.path) in edited
+    (folder / "compare.yaml").write_text(COMPARISON)
+    with pytest.raises(RunDirectoryError, match=r"algorithm\.name was .*own\.py:Own.* is \"apo\""):
         play(runs)
 
 

@@ -109,8 +109,9 @@ def _train(
     until: RunEnd,
 ) -> Run:
     from ragen_apo import api
-    from ragen_apo.config import load_config
+    from ragen_apo.config import load_config, load_run_config
     from ragen_apo.config.load import sections_of
+    from ragen_apo.run_directory import RunDirectory
 
     if trust_remote_code and not resume:
         raise ConfigError(
@@ -126,6 +127,8 @@ def _train(
         raise ConfigError(f"--config is missing; {way_out}")
     if run_dir is None:
         raise ConfigError("--run-dir is missing; say where the run is, such as --run-dir runs/mine")
+    if config is None and (kept := RunDirectory(run_dir).config).is_file():
+        load_run_config(kept, may_import=trust_remote_code)  # the options of its algorithm
     return api.train(
         None if config is None else load_config(config, overrides),
         run_dir,

@@ -16,13 +16,15 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NoReturn
 
 from pydantic import BaseModel, TypeAdapter
 
 from ragen_apo.comparison.lifeline import Lifeline
 from ragen_apo.comparison.plan import REFERENCE, Comparison, folder_name
 from ragen_apo.config import RunConfig, load_config, resolved_yaml
+from ragen_apo.config.load import read_values
+from ragen_apo.config.moved import value_at
 from ragen_apo.config.overrides import Change, changes_in_words, differences
 from ragen_apo.config.references import asks_for_trust
 from ragen_apo.config.training import EvaluationConfig
@@ -33,6 +35,7 @@ from ragen_apo.run_directory import RunDirectory
 from ragen_apo.stages.disk import more_than_fits
 from ragen_apo.stages.inputs import check_run_inputs
 from ragen_apo.stages.more_steps import MAX_STEPS, has_steps_left
+from ragen_apo.stages.origin import edited_files
 
 _Job = tuple[RunDirectory, RunConfig, Literal["warm-start", "train"]]
 """A run, its configuration, and how far it goes: to its reference, or to its evaluation."""
@@ -175,6 +178,9 @@ def finish_run(
     where = "" if gpu is None else f" on GPU {gpu}"
     if run.config.exists():
         _require_same_configuration(run, config)
+        if run.policy.exists():  # what goes on says so itself
+            for sentence in edited_files(config, run.read_status()):
+                say(f"{run.path}: {sentence}")
     log = run.path.with_name(f"{run.path.name}.log") if quiet else None
     trust = ["--trust-remote-code"] if asks_for_trust(config.model_dump(by_alias=True)) else []
     goal, doing = {
@@ -207,6 +213,9 @@ def _require_same_configuration(run: RunDirectory, config: RunConfig) -> None:
     no training, may be asked for later. And a run that has sampled its own Stage 1 keeps it where
     another one's would do.
     """
+    name = value_at(read_values(run.config)[0], "algorithm.name")
+    if name != config.algorithm.name:  # code that only the run names is not imported
+        _refuse(run, [Change("algorithm.name", name, config.algorithm.name)])
     began = load_config(run.config, may_import=False)
     before, now = (each.model_dump(by_alias=True) for each in (began, config))
     seed_folder = run.path.parent.resolve()
@@ -220,10 +229,14 @@ def _require_same_configuration(run: RunDirectory, config: RunConfig) -> None:
         and not (each.key == MAX_STEPS and each.after > each.before and has_constant_rate)
     ]
     if changes:
-        raise RunDirectoryError(
-            f"{run.path} was started with another configuration than this comparison has now: "
-            f"{changes_in_words(changes)}. Put that back, remove the run, or give another --out"
-        )
+        _refuse(run, changes)
+
+
+def _refuse(run: RunDirectory, changes: Sequence[Change]) -> NoReturn:
+    raise RunDirectoryError(
+        f"{run.path} was started with another configuration than this comparison has now: "
+        f"{changes_in_words(changes)}. Put that back, remove the run, or give another --out"
+    )
 
 
 def _samples_its_own(store: Change, seed_folder: Path) -> bool:

@@ -45,6 +45,7 @@ ALGORITHMS: Mapping[str, str] = {
 }
 """Where each built-in algorithm's class is."""
 _PAGE = f"{ALGORITHM.page} has an example"
+_HAS_TO_BE = "subclass of AlgorithmConfig with traits and a default of its name"
 ENTRY_POINT_GROUP = "ragen_apo.algorithms"
 DEFAULT = "apo"
 _OWN: dict[str, type[AlgorithmConfig]] = {}
@@ -172,35 +173,40 @@ def algorithm_class(name: object) -> type[AlgorithmConfig]:
 def import_algorithm(reference: str) -> None:
     """Imports the class that a reference names; raises ConfigError for what is no algorithm."""
     reference = with_absolute_path(reference)
+    if reference in _OWN:
+        return
     found = referenced_code(reference, ALGORITHM)
     if not _is_algorithm(found):
-        raise ConfigError(
-            f"{ALGORITHM.key}: {reference} is no subclass of AlgorithmConfig; {_PAGE}"
-        )
+        raise ConfigError(f"{ALGORITHM.key}: {reference} is no {_HAS_TO_BE}; {_PAGE}")
     _OWN[reference] = found
 
 
-def provide_algorithm(own: type[AlgorithmConfig]) -> str:
+def provide_algorithm(own: type[AlgorithmConfig], *, reference: str | None = None) -> str:
     """From now on this process knows a caller's class; its name, or the reference to it.
 
-    Raises ConfigError for what is no algorithm, or what no other process could find.
+    `reference` is the one under which a run keeps it, if it does. Raises ConfigError for what is no
+    algorithm, or what no other process could find.
     """
     if not _is_algorithm(own):
-        raise ConfigError(
-            f"algorithm: got {own!r:.80}, expected a name or a subclass of AlgorithmConfig; {_PAGE}"
-        )
+        raise ConfigError(f"algorithm: got {own!r:.80}, expected a name or a {_HAS_TO_BE}; {_PAGE}")
     name = str(own.model_fields["name"].default)
     with suppress(ValueError):
         if algorithm_class(name) is own:
             return name
-    reference = reference_to(own, ALGORITHM)
+    if reference is None or not is_reference(reference):
+        reference = reference_to(own, ALGORITHM)
     provide(reference, own, ALGORITHM)
     _OWN[reference] = own
     return reference
 
 
 def _is_algorithm(found: object) -> bool:
-    return isinstance(found, type) and issubclass(found, AlgorithmConfig) and bool(found.traits)
+    return (
+        isinstance(found, type)
+        and issubclass(found, AlgorithmConfig)
+        and isinstance(getattr(found, "traits", None), Traits)
+        and isinstance(found.model_fields["name"].default, str)
+    )
 
 
 def algorithm_classes() -> dict[str, type[AlgorithmConfig]]:
@@ -223,7 +229,7 @@ def _loaded(point: EntryPoint) -> type[AlgorithmConfig]:
         found = point.load()
         if _is_algorithm(found):
             return found
-        raise TypeError("expected a subclass of AlgorithmConfig")
+        raise TypeError(f"expected a {_HAS_TO_BE}")
     except (Exception, SystemExit) as error:
         raise ValueError(
             f"the installed {point.name!r} ({point.value}) cannot be used: "

@@ -169,9 +169,7 @@ def config_of(
     (`path.py:Class`) is imported, because the caller wrote them. Raises ConfigError with everything
     that is wrong.
     """
-    changes, override_problems = _read(overrides)
-    if may_import and _import_algorithms([*layers, changes]):
-        changes, override_problems = _read(overrides)  # their options are known now
+    changes, override_problems = _read(overrides, layers, may_import=may_import)
     problems = [*problems, *override_problems]
     merged = merge_layers([*layers, changes], problems)
     try:
@@ -205,14 +203,26 @@ def _import_algorithms(layers: Sequence[Mapping[str, Any]]) -> bool:
 
 def sections_of(overrides: Sequence[str]) -> dict[str, Any]:
     """The sections that overrides name, unchecked but for their keys; raises ConfigError."""
-    sections, problems = _read(overrides)
+    sections, problems = _read(overrides, may_import=True)
     if problems:
         raise ConfigError("\n".join(problems))
     return sections
 
 
-def _read(overrides: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    return parse_overrides(overrides, keys=override_keys() if overrides else {})
+def _read(
+    overrides: Sequence[str], layers: Sequence[Mapping[str, Any]] = (), *, may_import: bool
+) -> tuple[dict[str, Any], list[str]]:
+    """The sections that overrides name, and what is wrong with them.
+
+    With `may_import` also options of classes that the layers, or the overrides, name by their code.
+    """
+
+    def read() -> tuple[dict[str, Any], list[str]]:
+        return parse_overrides(overrides, keys=override_keys() if overrides else {})
+
+    changes, problems = read()
+    is_new = may_import and _import_algorithms([*layers, changes])
+    return read() if is_new else (changes, problems)
 
 
 def _describe(detail: ErrorDetails, keys: Mapping[str, Key]) -> str:

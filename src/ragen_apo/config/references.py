@@ -22,7 +22,7 @@ def is_reference(name: str) -> bool:
 def file_of(name: str) -> Path | None:
     """The file of `path.py:function`, made absolute from the current directory; else None."""
     path = name if name.endswith(".py") else name.rpartition(":")[0]
-    return Path(os.path.expanduser(path)).absolute() if path.endswith(".py") else None
+    return Path(os.path.abspath(os.path.expanduser(path))) if path.endswith(".py") else None
 
 
 def with_absolute_path(name: str) -> str:

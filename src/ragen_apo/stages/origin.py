@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -141,11 +141,19 @@ def require_same_origin(session: Session, *, but_for: Sequence[str] = ()) -> Non
             f"run in another --run-dir. What may change is {', '.join(MAY_CHANGE)}."
         )
     _require_same_environment(session, status)
-    for key, files in _named_files(session.config).items():
+    for sentence in edited_files(session.config, status):
+        session.progress.say(sentence)
+
+
+def edited_files(config: RunConfig, status: Mapping[str, Any]) -> Iterator[str]:
+    """A sentence for each file that the configuration names and that was another one when the run
+    with this status was started.
+    """
+    for key, files in _named_files(config).items():
         before = status.get(key, {})
         for file, digest in files.items():
             if before.get(file, digest) != digest:
-                session.progress.say(
+                yield (
                     f"{file} was edited since this run started, and {_EDITED[key]} start another "
                     "run in another --run-dir"
                 )

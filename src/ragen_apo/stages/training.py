@@ -93,8 +93,8 @@ def _say_idle_steps(session: Session) -> None:
     rows = read_json_lines(session.run.metrics)
     if num_idle := sum(row.get("num_updates") == 0 for row in rows):
         session.progress.say(
-            f"{num_idle} of {counted(len(rows), 'step')} made no update: no episode of theirs was "
-            "better or worse than what it was compared with"
+            f"{num_idle} of {counted(len(rows), 'step')} made no update: no episode was better or "
+            "worse than what it was compared with, or rollout_filter left those out"
         )
 
 

@@ -8,6 +8,7 @@ import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 from ragen_apo.config import RunConfig
@@ -26,7 +27,7 @@ from ragen_apo.session import Session, open_session
 from ragen_apo.stages.collect_values import asked, collect_values
 from ragen_apo.stages.origin import require_same_origin, require_same_tasks
 from ragen_apo.stages.stored_values import stored_trajectories
-from ragen_apo.stages.task_selection import TaskSelection, select_stored_tasks
+from ragen_apo.stages.task_selection import select_stored_tasks
 from ragen_apo.tracking.run_tracking import stage_one_row
 from ragen_apo.types import StopReason, Task, Trajectory, TurnFlag
 from ragen_apo.values.conditions import SamplingConditions
@@ -159,11 +160,15 @@ def estimate_values(
         report = asked(
             session.ranks,
             store,
-            lambda store: _coverage(store, conditions, tasks, config, num_first=schedule.first),
+            lambda store: _coverage(
+                store,
+                conditions,
+                tasks,
+                config,
+                num_first=schedule.first,
+                table=session.run.value_table_of(version) if is_trained_on else None,
+            ),
         )
-        if store is not None and is_trained_on:
-            table = _table(store, conditions, tasks, config)
-            write_text_atomically(session.run.value_table_of(version), table)
     session.progress.say(coverage_sentence(report))
     if is_trained_on and report["advice"]:
         session.progress.say(str(report["advice"]))
@@ -177,8 +182,9 @@ def _coverage(
     config: RunConfig,
     *,
     num_first: int,
+    table: Path | None,
 ) -> dict[str, Any]:
-    """What the stored samples of these tasks say about the reference."""
+    """What the stored samples of these tasks say about the reference; each task in `table`."""
     task_ids = [task.task_id for task in tasks]
     returns, successes = store.returns_by_task(conditions), store.successes_by_task(conditions)
     solved = {task_id: successes[task_id] for task_id in task_ids}
@@ -200,24 +206,25 @@ def _coverage(
     if min_visits is not None and config.values.estimator == "samples":
         trajectories = stored_trajectories(store, conditions, tasks)
         report |= state_coverage(trajectories, min_visits=min_visits)
-    selection = _selection(store, conditions, tasks, config)
+    # Without V* the filter chooses among the rollouts of each step, not among tasks.
+    chosen = config.rollout_filter if config.needs_values else RolloutFilterConfig()
+    selection = select_stored_tasks(store, conditions, tasks, chosen)
+    if table is not None:
+        beta = config.values.beta1
+        text = _table(tasks, returns, successes, beta=beta, verdicts=selection.verdicts)
+        write_text_atomically(table, text)
     return report | {"selection": asdict(selection.counts)}
 
 
-def _selection(
-    store: ValueStore, conditions: SamplingConditions, tasks: Sequence[Task], config: RunConfig
-) -> TaskSelection:
-    """Without V* the filter chooses among the rollouts of each step, not among tasks."""
-    chosen = config.rollout_filter if config.needs_values else RolloutFilterConfig()
-    return select_stored_tasks(store, conditions, tasks, chosen)
-
-
 def _table(
-    store: ValueStore, conditions: SamplingConditions, tasks: Sequence[Task], config: RunConfig
+    tasks: Sequence[Task],
+    returns: Mapping[str, Sequence[float]],
+    successes: Mapping[str, Sequence[bool]],
+    *,
+    beta: float,
+    verdicts: Mapping[str, str],
 ) -> str:
-    """A row for each training task: what the samples say of it, and whether Stage 2 plays it."""
-    returns, successes = store.returns_by_task(conditions), store.successes_by_task(conditions)
-    verdicts = _selection(store, conditions, tasks, config).verdicts
+    """CSV, a row for each task: what its samples say, and whether Stage 2 plays it."""
     rows = []
     for task in {task.task_id: task for task in tasks}.values():
         earned = returns[task.task_id]
@@ -227,7 +234,7 @@ def _table(
             "samples": len(earned),
             "successes": sum(successes[task.task_id]),
             "mean_return": f"{soft_value(earned, beta=math.inf):.6g}",
-            "v_star": f"{soft_value(earned, beta=config.values.beta1):.6g}",
+            "v_star": f"{soft_value(earned, beta=beta):.6g}",
             "stage_2": verdicts[task.task_id],
             "instruction": printable(task.instruction),
         }

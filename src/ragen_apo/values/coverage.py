@@ -208,8 +208,8 @@ def _too_easy(counts: Sequence[tuple[int, int]]) -> str | None:
         return None
     return (
         f"The reference solves {num_solved} of {counted(len(counts), 'task')} in all samples. "
-        "Where nothing else is rewarded, they cannot teach it anything. Use harder tasks, or leave "
-        "such tasks out of the steps (rollout_filter.strategy: top_p, rollout_filter.value: 1)."
+        "Where nothing else is rewarded, they cannot teach it anything. Use harder tasks"
+        + (", or let rollout_filter leave these out." if num_solved < len(counts) else ".")
     )
 
 

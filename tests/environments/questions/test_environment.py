@@ -142,7 +142,7 @@ def test_in_a_file_the_key_knows_and_the_heuristic_answers_what_is_commonest(
         (
             {"data": "own.jsonl", "max_terms": 4, "operations": ["+"], "min_terms": None},
             "environment.max_terms, environment.operations: only for `data: arithmetic`, and .*"
-            "own.jsonl.*--environment.max_terms null --environment.operations null$",
+            "own.jsonl.*or set it to null$",
         ),
         ({"question_column": "q"}, "question_column: only for `data: FILE`, and .*'arithmetic'"),
         ({"data": "own.jsonl", "maxterms": None}, "maxterms: unknown key"),

@@ -151,6 +151,19 @@ def test_a_file_may_have_columns_of_other_names(tmp_path: Path) -> None:
     assert without.tasks("train")[0].category == "question"
 
 
+@pytest.mark.parametrize(
+    ("header", "between"), [("question;answer", ";"), ("question , answer", ",")]
+)
+def test_a_table_of_a_spreadsheet_is_read_as_it_writes_it(
+    header: str, between: str, tmp_path: Path
+) -> None:
+    rows = "".join(f"Is it {n}?{between}{n}\n" for n in range(20))
+    (tmp_path / "own.csv").write_text(f"{header}\n{rows}", encoding="utf-8")
+    environment = made(tmp_path / "own.csv")
+    tasks = [*environment.tasks("train"), *environment.tasks("test")]
+    assert {task.instruction for task in tasks} == {f"Is it {n}?" for n in range(20)}
+
+
 @pytest.mark.parametrize("name", ["own.csv", "own.tsv", "own.json"])
 def test_a_table_or_an_array_has_the_tasks_of_lines(name: str, tmp_path: Path) -> None:
     rows = [{"question": f'Is "{n},\n{n}" it?', "answer": str(n), "id": f"q{n}"} for n in range(20)]
@@ -176,8 +189,8 @@ def test_a_table_or_an_array_has_the_tasks_of_lines(name: str, tmp_path: Path) -
         ("own.csv", 'question,answer\n"A?,1\n', "own.csv is no table in UTF-8"),
         (
             "own.csv",
-            "question;answer\nA?;1\n",
-            "row 1 has no 'question'; its keys: question;answer",
+            "question,answer,answer\nA?,1,2\n",
+            "header names a column twice: answer, answer",
         ),
         ("own.json", '[{"question": "A?"}]', "own.json, object 1 has no 'answer'"),
         ("own.json", "[1]", "object 1: got 1, expected a JSON object"),

@@ -128,10 +128,9 @@ def _checked(model_class: type[_Options], options: Mapping[str, object]) -> _Opt
         named = ", ".join(f"environment.{key}" for key in others)
         sources = " and ".join(dict.fromkeys(f"`{source_of[key]}`" for key in others))
         got = options.get("dataset") or options.get("data") or ARITHMETIC
-        removed = " ".join(f"--environment.{key} null" for key in others)
         raise ConfigError(
             f"{named}: only for {sources}, and the questions are those of {got!r}. Leave out what "
-            f"does not apply, or set it to null. On the command line: {removed}"
+            "does not apply, or set it to null"
         )
     absent = source_of.keys() | {"data", "dataset"}
     given = {key: each for key, each in options.items() if each is not None or key not in absent}

@@ -121,8 +121,17 @@ def _parsed(text: bytes, location: str) -> Any:
 def _of_table(content: bytes, path: Path, *, delimiter: str) -> Iterator[tuple[str, Any]]:
     """Rows are numbered without the header: one with line breaks has several lines."""
     try:
-        text = io.StringIO(content.decode(), newline="")
-        for number, values in enumerate(csv.DictReader(text, delimiter=delimiter, strict=True), 1):
+        text = content.decode()
+        header = text.partition("\n")[0]
+        if delimiter not in header and ";" in header:  # as Excel writes it in much of Europe
+            delimiter = ";"
+        table = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+        table.fieldnames = names = [name.strip() for name in table.fieldnames or ()]
+        if len(set(names)) < len(names):
+            raise EnvironmentDataError(
+                f"{path}: the header names a column twice: {', '.join(sorted(names))}"
+            )
+        for number, values in enumerate(table, 1):
             if None in values:
                 raise EnvironmentDataError(
                     f"{path}, row {number} has more cells than the header; a cell with "

@@ -20,7 +20,7 @@ _PASSING_STATUS = 502
 _CONTEXT_FULL = re.compile(
     r"prompt is too long|too many (input )?tokens|input (is )?too long"
     r"|^(?=.*(context[ _-]?(length|window|size|limit)|max_model_len))"
-    r".*(exceed|maximum|longer|larger|overflow|too (long|large|many))",
+    r".*(exceed|maximum|longer|larger|overflow|request|fit|too (long|large|many))",
     re.IGNORECASE,
 )
 """A context alone may be that of a field which the server does not know."""
