@@ -174,8 +174,8 @@ def _undecided(measurements: Sequence[Measurement]) -> list[str]:
     if len(bounds) < 2 or max(low for low, _ in bounds) > min(high for _, high in bounds):
         return []
     return [
-        "All intervals overlap: success after training does not tell these runs apart. More"
-        " evaluated tasks (evaluation.num_episodes) and more seeds would."
+        "All intervals overlap: success after training does not tell these runs apart. With more"
+        " evaluated tasks (evaluation.num_episodes) they are narrower."
     ]
 
 
