@@ -16,6 +16,7 @@ from PIL import Image
 from transformers import PreTrainedTokenizerBase
 
 from ragen_apo import cli
+from ragen_apo.config.algorithms import OWN
 from ragen_apo.errors import ConfigError
 from ragen_apo.progress import SilentProgress
 from ragen_apo.report.pdf import require_pdf
@@ -36,9 +37,12 @@ torch.set_num_threads(1)
 
 @pytest.fixture(autouse=True)
 def imports_restored() -> Iterator[None]:
-    """An environment that a test takes from a file leaves neither its folder nor its module."""
+    """An environment or an algorithm that a test takes from a file leaves neither its folder nor
+    its module.
+    """
     folders, newest = list(sys.path), next(reversed(sys.modules))
     yield
+    OWN.clear()
     sys.path[:] = folders
     for name in [*takewhile(lambda name: name != newest, reversed(sys.modules))]:
         if re.search(r"_[0-9a-f]{12}$", name):  # as `config.named_code` names them

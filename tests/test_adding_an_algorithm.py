@@ -210,12 +210,12 @@ def test_a_run_goes_on_with_a_file_or_a_class_that_the_caller_names(
     config = factories.config("--algorithm=step_rloo.py:StepRloo", *UNTRAINED, stopped)
     run = factories.run(config, Path("run"))
     kept = read_values(run.config)[0]
-    monkeypatch.setattr(registry, "_OWN", {})
+    monkeypatch.setattr(registry, "OWN", {})
     more = {"training": {"max_steps": 2}}
     with pytest.raises(ConfigError, match="names Python code"):
         ragen_apo.train(None, "run", resume=True, progress=False, **more)
     ragen_apo.train(kept, "run", resume=True, progress=False, **more)
-    monkeypatch.setattr(registry, "_OWN", {})
+    monkeypatch.setattr(registry, "OWN", {})
     Path("moved.py").write_text(block("python"), encoding="utf-8")
     own = registry.algorithm_class(
         parse_config("algorithm: moved.py:StepRloo", source="test").algorithm.name

@@ -214,7 +214,7 @@ def test_what_goes_wrong_there_is_said_here(
 ) -> None:
     environments = managed(odd, environment_timeout_seconds=2)
     where = rf"\(task \w+, seed 7, turn 1, action '{action}'\)"
-    with pytest.raises(EnvironmentFaultError, match=f"'questions': {said}.*{where}") as caught:
+    with pytest.raises(EnvironmentFaultError, match=f"{odd.name}': {said}.*{where}") as caught:
         played(environments, action)
     assert type(caught.value) is error
 

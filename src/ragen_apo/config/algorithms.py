@@ -48,7 +48,7 @@ _PAGE = f"{ALGORITHM.page} has an example"
 _HAS_TO_BE = "subclass of AlgorithmConfig with traits and a default of its name"
 ENTRY_POINT_GROUP = "ragen_apo.algorithms"
 DEFAULT = "apo"
-_OWN: dict[str, type[AlgorithmConfig]] = {}
+OWN: dict[str, type[AlgorithmConfig]] = {}
 """Classes that this process has imported or was handed, by the reference to their code."""
 
 
@@ -93,7 +93,7 @@ class AlgorithmConfig(Section):
 
     @model_validator(mode="after")
     def _the_name_is_its_own(self) -> AlgorithmConfig:
-        if self.name != self.short_name and _OWN.get(self.name) is not type(self):
+        if self.name != self.short_name and OWN.get(self.name) is not type(self):
             raise ValueError(
                 f"name of {type(self).__name__}: got {self.name!r}, expected {self.short_name}"
             )
@@ -156,7 +156,7 @@ def algorithm_class(name: object) -> type[AlgorithmConfig]:
     if str(name) in ALGORITHMS:
         return pkgutil.resolve_name(ALGORITHMS[str(name)])
     if is_reference(str(name)):
-        if own := _OWN.get(with_absolute_path(str(name))):
+        if own := OWN.get(with_absolute_path(str(name))):
             return own
         raise ValueError(f"{name!r} names Python code, and {TRUST}")
     if point := _installed(tuple(sys.path)).get(str(name)):
@@ -173,12 +173,12 @@ def algorithm_class(name: object) -> type[AlgorithmConfig]:
 def import_algorithm(reference: str) -> None:
     """Imports the class that a reference names; raises ConfigError for what is no algorithm."""
     reference = with_absolute_path(reference)
-    if reference in _OWN:
+    if reference in OWN:
         return
     found = referenced_code(reference, ALGORITHM)
     if not _is_algorithm(found):
         raise ConfigError(f"{ALGORITHM.key}: {reference} is no {_HAS_TO_BE}; {_PAGE}")
-    _OWN[reference] = found
+    OWN[reference] = found
 
 
 def provide_algorithm(own: type[AlgorithmConfig], *, reference: str | None = None) -> str:
@@ -196,7 +196,7 @@ def provide_algorithm(own: type[AlgorithmConfig], *, reference: str | None = Non
     if reference is None or not is_reference(reference):
         reference = reference_to(own, ALGORITHM)
     provide(reference, own, ALGORITHM)
-    _OWN[reference] = own
+    OWN[reference] = own
     return reference
 
 
@@ -211,7 +211,7 @@ def _is_algorithm(found: object) -> bool:
 
 def algorithm_classes() -> dict[str, type[AlgorithmConfig]]:
     """All classes by name. A package that is broken is an error only where it is named."""
-    classes = dict(_OWN)
+    classes = dict(OWN)
     for name in algorithm_names():
         with suppress(ValueError):
             classes[name] = algorithm_class(name)
