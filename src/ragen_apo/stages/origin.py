@@ -154,8 +154,8 @@ def edited_files(config: RunConfig, status: Mapping[str, Any]) -> Iterator[str]:
         for file, digest in files.items():
             if before.get(file, digest) != digest:
                 yield (
-                    f"{file} was edited since this run started, and {_EDITED[key]} start another "
-                    "run in another --run-dir"
+                    f"{file} was edited since this run started, and {_EDITED[key]} start again in "
+                    "another folder"
                 )
 
 
