@@ -8,8 +8,10 @@ file's name. `SHA256SUMS` holds the checksums of a folder's files.
 """
 
 import contextlib
+import csv
 import errno
 import hashlib
+import io
 import json
 import os
 import re
@@ -350,6 +352,15 @@ def read_json(path: Path, kind: TypeAdapter[Record], *, advice: str) -> Record:
         return parse_record(kind, value)
     except ValueError as error:
         raise RunDirectoryError(f"{path} cannot be used: {error}. {advice}") from error
+
+
+def csv_text(rows: Sequence[Mapping[str, object]]) -> str:
+    """Rows of equal keys, at least one, as CSV with a header."""
+    stream = io.StringIO()
+    writer = csv.DictWriter(stream, rows[0], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return stream.getvalue()
 
 
 def append_json_line(path: Path, row: Mapping[str, Any]) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -16,7 +14,7 @@ from matplotlib.ticker import PercentFormatter
 from ragen_apo.comparison.measure import Measurement, Point
 from ragen_apo.comparison.plan import ComparisonConfig
 from ragen_apo.comparison.slides import comparison_slides
-from ragen_apo.files import write_bytes_atomically
+from ragen_apo.files import csv_text, write_bytes_atomically
 from ragen_apo.plural import counted
 from ragen_apo.report.drawing import legend_below, png_bytes, style_axes
 from ragen_apo.report.html import data_uri, render
@@ -94,11 +92,7 @@ def table(measurements: Sequence[Measurement], *, settings: ComparisonConfig) ->
             for unit in ("seconds", "tokens"):
                 row[f"{unit}_to_{goal}"] = getattr(run.first_at(success), unit, None)
         rows.append(row)
-    stream = io.StringIO()
-    writer = csv.DictWriter(stream, rows[0], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return stream.getvalue()
+    return csv_text(rows)
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]], *, about: Sequence[str]) -> str:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import csv
-import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -16,7 +14,7 @@ from ragen_apo.config.training import RolloutFilterConfig
 from ragen_apo.config.values import ValuesConfig
 from ragen_apo.environments.base import tasks_of
 from ragen_apo.errors import ConfigError, RunDirectoryError
-from ragen_apo.files import write_json_atomically, write_text_atomically
+from ragen_apo.files import csv_text, write_json_atomically, write_text_atomically
 from ragen_apo.phase_clock import SECONDS_NOTED_EVERY
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.printable import printable
@@ -239,8 +237,4 @@ def _table(
             "instruction": printable(task.instruction),
         }
         rows.append(row)
-    stream = io.StringIO()
-    writer = csv.DictWriter(stream, rows[0], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return stream.getvalue()
+    return csv_text(rows)
