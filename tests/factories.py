@@ -93,6 +93,13 @@ evaluation: {num_episodes: 5}
 )
 """Every phase of a run in about three seconds; its agent answers in the right form now and then."""
 
+HARDLY_TRAINED = (
+    "--warm_start.demonstrations.num_steps=1",
+    "--warm_start.copy.max_steps=0",
+    "--training.eval_every=null",
+)
+"""For runs of which only the files matter."""
+
 NO_LIMITS = TokenLimits(max_context_tokens=1 << 30, max_response_tokens=1)
 """A context that no test fills."""
 

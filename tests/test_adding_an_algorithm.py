@@ -30,11 +30,6 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-UNTRAINED = (
-    "--warm_start.demonstrations.num_steps=1",
-    "--warm_start.copy.max_steps=0",
-    "--training.eval_every=null",
-)
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 PAGE = DOCS / "adding_an_algorithm.md"
 
@@ -207,7 +202,9 @@ def test_a_run_goes_on_with_a_file_or_a_class_that_the_caller_names(
 ) -> None:
     """Their own file was refused, as if somebody else had named it; so was a class that moved."""
     stopped = "--training.max_steps=1"
-    config = factories.config("--algorithm=step_rloo.py:StepRloo", *UNTRAINED, stopped)
+    config = factories.config(
+        "--algorithm=step_rloo.py:StepRloo", *factories.HARDLY_TRAINED, stopped
+    )
     run = factories.run(config, Path("run"))
     kept = read_values(run.config)[0]
     monkeypatch.setattr(registry, "OWN", {})

@@ -424,7 +424,7 @@ def test_a_reference_leads_to_where_a_function_is_defined(monkeypatch: pytest.Mo
 def test_what_a_notebook_defined_has_to_be_handed_over_again() -> None:
     with pytest.raises(ConfigError, match="defined in a notebook.*environment=make_only_here"):
         referenced_code("__main__:make_only_here", ENVIRONMENT)
-    provide("__main__:make_only_here", make_lake, ENVIRONMENT)
+    provide("__main__:make_only_here", make_lake)
     assert referenced_code("__main__:make_only_here", ENVIRONMENT) is make_lake
 
 
@@ -446,7 +446,7 @@ def test_an_environment_that_is_handed_over_can_be_called() -> None:
     """As `open_run(run, environment=...)` does: it once took anything, and evaluating failed."""
     made: Any = make_lake()
     with pytest.raises(ConfigError, match="got <.*GameEnvironment.*expected a function or class"):
-        provide("__main__:make_only_here", made, ENVIRONMENT)
+        provide("__main__:make_only_here", made)
 
 
 def test_a_run_of_a_built_in_environment_takes_no_other(run: ragen_apo.Run) -> None:

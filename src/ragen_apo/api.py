@@ -259,7 +259,7 @@ def _provide(files: RunDirectory, config: RunConfig, environment: Factory | None
             f"environment: {files.path} plays {section.name!r} and no function or class that "
             "somebody gave; leave environment out"
         )
-    provide(section.name, environment, ENVIRONMENT)
+    provide(section.name, environment)
 
 
 def _require_trust(
@@ -607,7 +607,7 @@ def read_config(
         section = dict(environment) if isinstance(environment, Mapping) else {"name": environment}
         if not isinstance(factory := section.get("name", ""), str):
             section["name"] = reference_to(factory, ENVIRONMENT)
-            provide(section["name"], factory, ENVIRONMENT)
+            provide(section["name"], factory)
         if "name" in section:
             # The options so far are those of another environment.
             values = {key: value for key, value in values.items() if key != "environment"}

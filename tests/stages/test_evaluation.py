@@ -14,10 +14,8 @@ from tests import factories
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "adding_an_environment.md"
 UNTRAINED = (
-    "--warm_start.demonstrations.num_steps=1",
-    "--warm_start.copy.max_steps=0",
+    *factories.HARDLY_TRAINED,
     "--training.max_steps=0",
-    "--training.eval_every=null",
     "--evaluation.num_episodes=99",
 )
 

@@ -197,8 +197,10 @@ def measure(run: RunDirectory, *, name: str, seed: int, budget: BudgetConfig) ->
 def _steps(run: RunDirectory, *, early_stop: Mapping[str, Any] | None) -> list[_Step]:
     """The rows of Stage 2: without one of them a run would look cheaper than it was."""
     rows = read_records(run.metrics, TypeAdapter(_Step))
-    configured = load_config(run.config, may_import=False).training.max_steps
-    made = early_stop["step"] if early_stop else configured
+    if early_stop:
+        made = early_stop["step"]
+    else:
+        made = load_config(run.config, may_import=False).training.max_steps
     if [row.step for row in rows] != list(range(1, made + 1)):
         raise RunDirectoryError(
             f"{run.metrics} has {counted(len(rows), 'row')} and the run made "

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import model_validator
 
-from ragen_apo.config.named_code import ALGORITHM, provide, reference_to, referenced_code
+from ragen_apo.config.named_code import ALGORITHM, reference_to, referenced_code
 from ragen_apo.config.references import TRUST, is_reference, with_absolute_path, with_absolute_paths
 from ragen_apo.config.removed import is_passed_over
 from ragen_apo.config.section import Section, as_section
@@ -195,7 +195,6 @@ def provide_algorithm(own: type[AlgorithmConfig], *, reference: str | None = Non
             return name
     if reference is None or not is_reference(reference):
         reference = reference_to(own, ALGORITHM)
-    provide(reference, own, ALGORITHM)
     OWN[reference] = own
     return reference
 

@@ -41,7 +41,7 @@ _found: set[tuple[str, str]] = set()
 make environments would parse it side by side, which Python 3.11 does not bear, and an editor that
 is not done with it would end the run that plays it."""
 _provided: dict[str, Any] = {}
-"""What this process was handed, by the reference under which configurations keep it."""
+"""Factories that this process was handed, by the reference under which configurations keep them."""
 
 
 @dataclass(frozen=True)
@@ -90,14 +90,14 @@ ALGORITHM = Role(
 )
 
 
-def provide(reference: str, code: Any, role: Role) -> None:
-    """From now on this process uses this function or class for that reference.
+def provide(reference: str, factory: Any) -> None:
+    """From now on this process makes the environment of that reference with the factory.
 
-    Raises ConfigError for what cannot be called.
+    Raises ConfigError for what cannot be called. (For algorithms: `algorithms.provide_algorithm`.)
     """
-    if not callable(code):
-        raise ConfigError(f"{role.noun}: got {code!r:.80}, expected a {role.is_a}")
-    _provided[reference] = code
+    if not callable(factory):
+        raise ConfigError(f"environment: got {factory!r:.80}, expected a {ENVIRONMENT.is_a}")
+    _provided[reference] = factory
 
 
 def is_provided(reference: str) -> bool:

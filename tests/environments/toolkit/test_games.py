@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ragen_apo.config.named_code import ENVIRONMENT, provide
+from ragen_apo.config.named_code import provide
 from ragen_apo.environments.base import EnvironmentProperties, close_environment, opened_environment
 from ragen_apo.environments.mixture import MixtureEnvironment
 from ragen_apo.environments.toolkit.game import Answer, GameEnvironment
@@ -136,7 +136,7 @@ def test_a_close_that_raises_is_named_and_hides_no_other_failure() -> None:
 def test_a_mixture_that_cannot_be_made_closes_the_parts_that_were(
     environment: GameEnvironment,
 ) -> None:
-    provide("held.py:make_held", lambda **_: environment, ENVIRONMENT)
+    provide("held.py:make_held", lambda **_: environment)
     environment.reset(TASK, seed=1)
     with pytest.raises(ConfigError, match=r"parts\.frozen_lake.*size"):
         MixtureEnvironment(parts={"a": {"name": "held.py:make_held"}, "frozen_lake": {"size": -1}})
@@ -144,7 +144,7 @@ def test_a_mixture_that_cannot_be_made_closes_the_parts_that_were(
 
 
 def test_a_mixture_closes_its_parts(environment: GameEnvironment) -> None:
-    provide("held.py:make_held", lambda **_: environment, ENVIRONMENT)
+    provide("held.py:make_held", lambda **_: environment)
     lake = {"num_train_tasks": 4, "num_test_tasks": 2}
     mixture = MixtureEnvironment(parts={"frozen_lake": lake, "held": {"name": "held.py:make_held"}})
     environment.reset(TASK, seed=1)
