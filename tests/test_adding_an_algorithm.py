@@ -15,12 +15,13 @@ from ragen_apo.api import read_config
 from ragen_apo.config import algorithms as registry
 from ragen_apo.config import load_config, load_run_config, parse_config, resolved_yaml
 from ragen_apo.config.load import read_values
-from ragen_apo.errors import ConfigError
+from ragen_apo.errors import ConfigError, TrainingError
 from ragen_apo.files import read_json_lines
 from ragen_apo.report.algorithm import algorithm_of
 from ragen_apo.report.load import RunData
 from ragen_apo.report.tables import compact_mean
 from ragen_apo.run_directory import RunDirectory
+from ragen_apo.training.algorithms.clipped_ratio import ClippedRatio
 from tests import factories
 from tests.command_line import Command, assert_refused
 from tests.forks import forked_command
@@ -223,6 +224,55 @@ def test_a_run_goes_on_with_a_file_or_a_class_that_the_caller_names(
     more = {"training": {"max_steps": 3}}
     ragen_apo.train(None, "run", resume=True, progress=False, algorithm=own, **more)
     assert len(list(read_json_lines(run.metrics))) == 3
+
+
+WRONG_ADVANTAGES = {
+    "returns_B": "a tensor of the shape (2,)",
+    "returns_B[:, None]": "a tensor of the shape (2, 1)",
+    "spread_BT * float('inf')": "numbers that are not finite",
+    "spread_BT.requires_grad_()": "a tensor with a gradient",
+    "spread_BT.numpy()": "an object of the type ndarray",
+    "None": "an object of the type NoneType",
+}
+
+
+@pytest.mark.usefixtures("beside")
+@pytest.mark.parametrize(("wrong", "problem"), WRONG_ADVANTAGES.items())
+def test_advantages_that_cannot_be_used_are_named(
+    wrong: str, problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One number for each episode was an IndexError after the update."""
+    settings = parse_config("algorithm: step_rloo.py:StepRloo", source="test").algorithm
+    episodes = [factories.episode(factories.turn(reward=reward)) for reward in (0.0, 1.0)]
+    played = factories.rollouts(episodes)
+    trains = ClippedRatio(settings, max_tokens=8)
+    assert trains.prepare(played).shape == played.mask_BT.shape
+
+    def advantages(self, rollouts):
+        spread_BT = rollouts.spread(rollouts.returns_B)
+        return eval(wrong, {"returns_B": rollouts.returns_B, "spread_BT": spread_BT})
+
+    monkeypatch.setattr(type(settings), "advantages", advantages)
+    with pytest.raises(TrainingError, match=rf"Step RLOO: .* returned {re.escape(problem)}; expec"):
+        trains.prepare(played)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("beside")
+def test_what_a_users_algorithm_raises_is_one_sentence_and_names_the_line() -> None:
+    code = block("python").replace("others_B = (", "others_B = 1 / 0 + (")
+    Path("raises.py").write_text(code, encoding="utf-8")
+    number = next(i for i, line in enumerate(code.split("\n"), 1) if "1 / 0" in line)
+    config = factories.config("--algorithm=raises.py:StepRloo", *factories.HARDLY_TRAINED)
+    place = rf"raises\.py:StepRloo' raised ZeroDivisionError.* in .*raises\.py, line {number};"
+    with pytest.raises(ConfigError, match=place):
+        factories.run(config, Path("run"))
+
+
+def test_a_fault_of_a_built_in_algorithm_keeps_its_traceback() -> None:
+    settings = parse_config("algorithm: rloo", source="test").algorithm
+    with pytest.raises(ZeroDivisionError), registry.algorithm_errors(settings):
+        _ = 1 / 0
 
 
 @pytest.mark.usefixtures("beside")

@@ -13,8 +13,8 @@ import difflib
 import functools
 import pkgutil
 import sys
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -25,8 +25,12 @@ from ragen_apo.config.named_code import ALGORITHM, reference_to, referenced_code
 from ragen_apo.config.references import TRUST, is_reference, with_absolute_path, with_absolute_paths
 from ragen_apo.config.removed import is_passed_over
 from ragen_apo.config.section import Section, as_section
-from ragen_apo.errors import ConfigError
-from ragen_apo.printable import exception_in_words
+from ragen_apo.errors import ConfigError, RagenApoError
+from ragen_apo.printable import (
+    exception_in_words,
+    passes_through_foreign_code,
+    raised_in_words,
+)
 
 if TYPE_CHECKING:
     from ragen_apo.config.run import RunConfig
@@ -233,6 +237,22 @@ def _loaded(point: EntryPoint) -> type[AlgorithmConfig]:
         raise ValueError(
             f"the installed {point.name!r} ({point.value}) cannot be used: "
             f"{exception_in_words(error)}; {_PAGE}"
+        ) from error
+
+
+@contextmanager
+def algorithm_errors(settings: AlgorithmConfig) -> Iterator[None]:
+    """Turns what a user's algorithm raises into one sentence, where it is called amid our code."""
+    try:
+        yield
+    except RagenApoError:
+        raise
+    except Exception as error:
+        if settings.name in ALGORITHMS or not passes_through_foreign_code(error):
+            raise
+        raise ALGORITHM.fault(
+            f"the algorithm {settings.name!r} raised {raised_in_words(error)}; its code has to be "
+            "repaired"
         ) from error
 
 

@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from ragen_apo.agent.proxy import AgentProxy
+from ragen_apo.config.algorithms import algorithm_errors
 from ragen_apo.evaluation.evaluate import EvaluationPlan, play_evaluation
 from ragen_apo.evaluation.summary import METRIC_PREFIX, outcome_summary
 from ragen_apo.files import append_json_line, read_json_lines
@@ -41,7 +42,8 @@ def run_stage_two(
     session: Session, policy: LanguageModel, tasks: Sequence[Task], *, position: Position
 ) -> None:
     """Trains `policy` in place from `position` to the last step, or to where a rule stops it."""
-    trainer = make_trainer(session, policy, tasks, position=position)
+    with algorithm_errors(session.config.algorithm):
+        trainer = make_trainer(session, policy, tasks, position=position)
     with contextlib.closing(trainer):
         _take_steps(session, trainer, tasks, position)
 
@@ -63,7 +65,8 @@ def _take_steps(
         position = _refresh_reference(session, trainer, tasks, position)
     session.progress.start("stage 2", max_steps)
     while not is_over():
-        result = trainer.step(position.step)
+        with algorithm_errors(session.config.algorithm):
+            result = trainer.step(position.step)
         position = _advance(position, result.metrics)
         row = _row(session, trainer, position, result.metrics)
         watch.note(row)

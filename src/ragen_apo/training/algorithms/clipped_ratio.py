@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
+from ragen_apo.errors import TrainingError
 from ragen_apo.objectives.policy_gradient import (
     aggregate,
     clipped_policy_loss,
@@ -38,7 +40,15 @@ class ClippedRatio(Algorithm[Tensor]):
         self.entropy_gradients = settings.entropy_coefficient > 0
 
     def prepare(self, rollouts: Rollouts) -> Tensor:
-        return self._settings.advantages(self.with_kl_penalty(rollouts))
+        advantages_BT = self._settings.advantages(self.with_kl_penalty(rollouts))
+        if problem := _problem_with(advantages_BT, rollouts):
+            raise TrainingError(
+                f"{self._settings.traits.label}: advantages(rollouts) returned {problem}; expected "
+                f"a tensor [B, T] of the shape {tuple(rollouts.mask_BT.shape)}, finite at the "
+                "sampled tokens and without a gradient (docs/adding_an_algorithm.md). "
+                "rollouts.spread makes it from one number for each episode"
+            )
+        return advantages_BT
 
     def with_kl_penalty(self, rollouts: Rollouts) -> Rollouts:
         """The rollouts with the KL of each token taken off its reward, if that is configured."""
@@ -108,6 +118,19 @@ class ClippedRatio(Algorithm[Tensor]):
             "clip_fraction": clipped,
             **self._settings.metrics(rollouts),
         }
+
+
+def _problem_with(advantages_BT: object, rollouts: Rollouts) -> str | None:
+    """What is wrong with the advantages of an algorithm that somebody else may have written."""
+    if not isinstance(advantages_BT, Tensor):
+        return f"an object of the type {type(advantages_BT).__name__}"
+    if advantages_BT.shape != rollouts.mask_BT.shape:
+        return f"a tensor of the shape {tuple(advantages_BT.shape)}"
+    if advantages_BT.requires_grad:
+        return "a tensor with a gradient"
+    if not torch.isfinite(advantages_BT[rollouts.mask_BT]).all():
+        return "numbers that are not finite"
+    return None
 
 
 def advantage_spread(advantages_BT: Tensor, rollouts: Rollouts) -> dict[str, float]:
