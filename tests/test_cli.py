@@ -182,7 +182,9 @@ def test_values_of_another_split_leave_the_report_on_training_tasks_alone(
 
 def test_a_missing_configuration(command: Command, tmp_path: Path) -> None:
     result = command("train", "--config", tmp_path / "no.yaml", "--run-dir", tmp_path / "new")
-    assert_refused(result, "no.yaml", "There is no configuration", "configs/")
+    assert_refused(
+        result, "no.yaml", "there is no configuration", "comes with ragen-apo, such as shop"
+    )
     assert not (tmp_path / "new").exists()
 
 

@@ -496,7 +496,7 @@ def test_all_mistakes_are_named_at_once() -> None:
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"There is no configuration .*nothing\.yaml"):
+    with pytest.raises(ConfigError, match=r"there is no configuration .*nothing\.yaml"):
         load_config(tmp_path / "nothing.yaml")
 
 

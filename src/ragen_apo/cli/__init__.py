@@ -1,7 +1,7 @@
 """The command `ragen-apo`. Each verb parses, calls one function of the library, and prints.
 
     common.py      the application, its console, arguments that are checked
-    runs.py        train, warm-start, estimate-values, report, compare, show-prompt
+    runs.py        train, warm-start, estimate-values, report, compare, configs, show-prompt
     evaluation.py  evaluate
     worlds.py      play, check, data
     models.py      model, push

@@ -1,5 +1,5 @@
-"""The commands for runs: `train`, `warm-start`, `estimate-values`, `report`, `compare`,
-and `show-prompt` for what a run will read.
+"""The commands for runs: `train`, `warm-start`, `estimate-values`, `report`, `compare`; `configs`
+for the configurations that there are, and `show-prompt` for what a run will read.
 
 Each is a function of `ragen_apo.api` with its arguments checked and its result printed.
 """
@@ -57,7 +57,8 @@ def train(
             docs/configuration.md has all of them. With --resume some may change, such as
             --training.max_steps to train for longer (docs/troubleshooting.md).
         run_dir: Where everything goes. Required; must not exist yet, except with --resume.
-        config: A YAML file; see configs/. Not needed with --resume.
+        config: A YAML file, or the name of a configuration that comes with ragen-apo, such as shop
+            (`ragen-apo configs` lists them). Not needed with --resume.
         resume: Continue the run in --run-dir where it stopped, with its own configuration.
         evaluate: Also evaluate the trained policy and write the report.
         trust_remote_code: With --resume: run Python code that the run names: its model's, an
@@ -91,7 +92,8 @@ def warm_start(
         overrides: Configuration keys to change, such as `--warm_start.demonstrations.num_steps
             400`.
         run_dir: Where everything goes. Required; must not exist yet, except with --resume.
-        config: A YAML file; see configs/. Not needed with --resume.
+        config: A YAML file, or the name of a configuration that comes with ragen-apo, such as shop
+            (`ragen-apo configs` lists them). Not needed with --resume.
         resume: Continue a warm start that was interrupted.
         trust_remote_code: With --resume: as for `train`.
     """
@@ -193,7 +195,8 @@ def compare(
     reused. An interrupted comparison continues when the command is given again.
 
     Args:
-        config: A comparison; see configs/compare_shop.yaml.
+        config: A YAML file, or the name of a comparison that comes with ragen-apo, such as
+            compare_shop (`ragen-apo configs` lists them).
         out: Where the runs and the results go.
         parallel: Number of runs that train at the same time. Their seconds can only be compared if
             each has its own cores: set machine.num_threads to the cores divided by this number.
@@ -204,6 +207,31 @@ def compare(
 
     api.compare(config, out, parallel=parallel, pdf=pdf)
     say(f"comparison: {out / 'comparison.md'}")
+
+
+@app.command(help_epilogue=examples("configs", "configs shop > mine.yaml"))
+def configs(name: str | None = None) -> None:
+    """List the configurations that come with ragen-apo, or print one to change it.
+
+    `--config NAME` takes them by these names. Those that begin with compare_ are comparisons, for
+    `ragen-apo compare`.
+
+    Args:
+        name: Which one to print.
+    """
+    from rich.padding import Padding
+
+    from ragen_apo.config.shipped import in_place_of, purpose_of, shipped_configurations
+
+    shipped = shipped_configurations()
+    if name in shipped:
+        print(shipped[name].read_text("utf-8"), end="")
+        return
+    if name is not None:
+        raise ConfigError(f"there is no configuration {name}; {in_place_of(name)}")
+    for each, path in shipped.items():
+        say(each)
+        console.print(Padding(purpose_of(path), (0, 0, 0, 4)))
 
 
 @app.command(

@@ -31,6 +31,7 @@ from ragen_apo.config.messages import describe_problems
 from ragen_apo.config.moved import value_at
 from ragen_apo.config.overrides import merge, nested
 from ragen_apo.config.section import Count, PathText, Positive, Section, Seed
+from ragen_apo.config.shipped import configuration_file, in_place_of, shipped_configurations
 from ragen_apo.config.yaml_text import parse_yaml, read_yaml
 from ragen_apo.errors import ConfigError
 
@@ -136,8 +137,10 @@ def folder_name(name: str) -> str:
 def load_comparison(path: Path) -> Comparison:
     """Reads and checks a comparison with every configuration in it.
 
-    Raises ConfigError before anything is computed.
+    The path may be the name of one that comes with the package. Raises ConfigError before anything
+    is computed.
     """
+    path = configuration_file(path)
     settings, swept = _every_run(_settings(path))
     _check_names(list(settings.runs), path, is_swept=bool(settings.sweep))
     _check_shared(settings.runs, swept, path)
@@ -178,7 +181,9 @@ def _every_run(settings: ComparisonConfig) -> tuple[ComparisonConfig, dict[str, 
 
 
 def _base(settings: ComparisonConfig, path: Path) -> dict[str, Any]:
-    base = _mapping(path.parent / settings.base)
+    beside = path.parent / settings.base
+    shipped = shipped_configurations().get(settings.base, beside)
+    base = _mapping(beside if beside.exists() else shipped)
     if {"base", "runs"} & base.keys():
         raise ConfigError(
             f"{path}: base {settings.base} is a comparison; name the configuration of a run, such "
@@ -292,8 +297,8 @@ def _mapping(path: Path) -> dict[str, Any]:
         text = read_yaml(path)
     except FileNotFoundError as error:
         raise ConfigError(
-            f"there is no {path}; expected a comparison such as configs/compare_shop.yaml, and its "
-            "base at a path relative to it"
+            f"there is no {path}, which has to be a comparison, or its base at a path relative to "
+            f"it; {in_place_of(path, example='compare_shop')}"
         ) from error
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read as text: {error}") from error

@@ -9,6 +9,7 @@
     api_model.py             what an evaluation of a model behind an API depends on
     load.py                  from a file and overrides to a RunConfig, and back
     moved.py                 where the keys of version 0.1 are now
+    shipped.py               the configurations that come with the package, by name
     references.py            environments that are named by the place of their code
     yaml_text, overrides, messages   YAML without duplicate keys, the command line, sentences
 

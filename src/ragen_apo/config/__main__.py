@@ -13,10 +13,11 @@ from ragen_apo.config.section import Section
 
 HEAD = """# Configuration
 
-These are all keys of a YAML file. A key that is left out has its default. On the command
-line the same keys are written with dots: `--optimizer.learning_rate 1e-4`. The options
-of an environment are further keys of the section `environment`. They have
-[a page of their own](environments.md).
+`ragen-apo configs` lists the configurations that come with the package, and
+`ragen-apo configs shop > mine.yaml` makes a copy of one to change. These are all keys of such a
+file. A key that is left out has its default. On the command line the same keys are written with
+dots: `--optimizer.learning_rate 1e-4`. The options of an environment are further keys of the
+section `environment`. They have [a page of their own](environments.md).
 `python -m ragen_apo.config` prints this page.
 """
 

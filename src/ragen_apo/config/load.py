@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from ragen_apo.config.overrides import merge, parse_overrides
 from ragen_apo.config.references import is_reference, with_absolute_paths
 from ragen_apo.config.run import RunConfig
 from ragen_apo.config.section import NAMED_SECTIONS, as_section
+from ragen_apo.config.shipped import configuration_file, in_place_of
 from ragen_apo.config.yaml_text import dump_yaml, parse_yaml, read_yaml
 from ragen_apo.errors import ConfigError
 
@@ -70,15 +70,14 @@ def load_config(
 def read_values(path: Path | str) -> tuple[dict[str, Any], list[str]]:
     """What a YAML file says, unchecked, and one sentence for each duplicate key.
 
+    The path may be the name of a configuration that comes with the package.
+
     Raises ConfigError for what is no configuration at all.
     """
     try:
-        text = read_yaml(Path(os.path.expanduser(path)))
+        text = read_yaml(configuration_file(path))
     except FileNotFoundError:
-        raise ConfigError(
-            f"There is no configuration {path}. Give the path of a YAML file; "
-            "examples are in the folder configs/."
-        ) from None
+        raise ConfigError(f"there is no configuration {path}; {in_place_of(path)}") from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"The configuration {path} cannot be read as text: {error}") from error
     return _values_in(text, source=str(path))

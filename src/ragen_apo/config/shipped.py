@@ -1,0 +1,49 @@
+"""The configurations that come with the package, by name: `shop` is configs/shop.yaml.
+
+A clone has them in its folder configs/, an installed package inside of itself.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import ragen_apo
+
+_PACKAGE = Path(ragen_apo.__file__).resolve().parent
+FOLDERS = (_PACKAGE / "configs", _PACKAGE.parents[1] / "configs")
+"""Of an installed package, and of a clone."""
+_ENDING = ".yaml"
+
+
+def shipped_configurations() -> Mapping[str, Path]:
+    """The files by their names, sorted: configurations of runs, and comparisons."""
+    folder = next((each for each in FOLDERS if (each / f"smoke{_ENDING}").is_file()), None)
+    return {path.stem: path for path in sorted(folder.glob(f"*{_ENDING}"))} if folder else {}
+
+
+def configuration_file(given: Path | str) -> Path:
+    """The file of this path, or the configuration of this name that comes with the package."""
+    path = Path(os.path.expanduser(given))
+    return path if path.exists() else shipped_configurations().get(str(given), path)
+
+
+def in_place_of(missing: Path | str, *, example: str = "shop") -> str:
+    """What to give where there is no such file, in a clause."""
+    stem = Path(missing).stem
+    name = stem if stem in shipped_configurations() else example
+    return (
+        f"give the path of a YAML file, or the name of one that comes with ragen-apo, such as "
+        f"{name} (`ragen-apo configs` lists them)"
+    )
+
+
+def purpose_of(path: Path) -> str:
+    """The first sentence of the comment that a configuration begins with, without a command."""
+    lines = path.read_text("utf-8").split("\n")
+    end = next((i for i, line in enumerate(lines) if not line.startswith("#")), len(lines))
+    comment = " ".join(line.lstrip("# ") for line in lines[:end])
+    sentence = re.split(r"\. |: ragen-apo ", re.sub(r"^`ragen-apo [^`]*`: ", "", comment))[0]
+    return f"{sentence[:1].upper()}{sentence[1:].rstrip('.')}."
