@@ -224,11 +224,11 @@ def configs(name: str | None = None) -> None:
     from ragen_apo.config.shipped import in_place_of, purpose_of, shipped_configurations
 
     shipped = shipped_configurations()
-    if name in shipped:
+    if name is not None:
+        if name not in shipped:
+            raise ConfigError(f"there is no configuration {name}; {in_place_of(name)}")
         print(shipped[name].read_text("utf-8"), end="")
         return
-    if name is not None:
-        raise ConfigError(f"there is no configuration {name}; {in_place_of(name)}")
     for each, path in shipped.items():
         say(each)
         console.print(Padding(purpose_of(path), (0, 0, 0, 4)))
