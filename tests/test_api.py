@@ -16,7 +16,13 @@ import ragen_apo
 from ragen_apo import api
 from ragen_apo.api import read_config
 from ragen_apo.config import RunConfig, load_config
-from ragen_apo.config.named_code import ENVIRONMENT, provide, reference_to, referenced_code
+from ragen_apo.config.named_code import (
+    ENVIRONMENT,
+    file_being_imported,
+    provide,
+    reference_to,
+    referenced_code,
+)
 from ragen_apo.config.yaml_text import dump_yaml
 from ragen_apo.environments.frozen_lake import make_frozen_lake
 from ragen_apo.environments.shop import ShopEnvironment
@@ -211,7 +217,7 @@ def test_warm_start_makes_the_reference_and_train_goes_on_to_the_same_weights(
     again = command("warm-start", "--run-dir", new, "--resume")
     assert "has its reference already" in again.out
     assert snapshot(new) == before
-    resumed = ragen_apo.train(None, new, resume=True, progress=False)
+    resumed = ragen_apo.train(run_dir=new, resume=True, progress=False)
     assert snapshot(resumed.files.policy) == snapshot(run.files.policy)
     assert resumed.files.read_status()["attempts"] == 1, "it ended where it was asked to"
     assert run.files.read_status()["attempts"] == 1
@@ -342,7 +348,9 @@ def test_a_run_is_resumed_as_it_is_or_not_at_all(run: ragen_apo.Run, new: Path) 
     with pytest.raises(RunDirectoryError, match="is not a run"):
         ragen_apo.train(TINY, new, resume=True)
     with pytest.raises(ConfigError, match="config is None"):
-        ragen_apo.train(None, new)
+        ragen_apo.train(run_dir=new)
+    with pytest.raises(ConfigError, match="run_dir: got None, expected a path"):
+        ragen_apo.train(TINY)
 
 
 @pytest.mark.parametrize("asked", [{"episodes": 0}, {"pass_k": 0}])
@@ -419,6 +427,20 @@ def test_a_reference_leads_to_where_a_function_is_defined(monkeypatch: pytest.Mo
     assert reference_to(alone, ENVIRONMENT) == "/there/worlds.py:make"
     notebook = module("__main__")
     assert reference_to(notebook, ENVIRONMENT) == "__main__:make"
+
+
+@pytest.mark.parametrize("call", ["train({}, 'second')", "compare('compare_shop', 'second')"])
+def test_a_script_that_is_imported_for_its_environment_starts_no_second_run(
+    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`evaluate` trained a whole run where the script had no `if __name__ == "__main__"`."""
+    monkeypatch.chdir(tmp_path)
+    script = tmp_path / "script.py"
+    script.write_text(f"import ragen_apo\ndef make_it(): ...\nragen_apo.{call}\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=rf"{script} is being imported.* `if __name__ == "):
+        referenced_code(f"{script}:make_it", ENVIRONMENT)
+    assert not (tmp_path / "second").exists()
+    assert file_being_imported() is None
 
 
 def test_what_a_notebook_defined_has_to_be_handed_over_again() -> None:

@@ -29,7 +29,13 @@ from ragen_apo.choices import RunEnd
 from ragen_apo.config import RunConfig, load_run_config, resolved_yaml
 from ragen_apo.config.algorithms import AlgorithmConfig, provide_algorithm
 from ragen_apo.config.load import config_of, read_values
-from ragen_apo.config.named_code import ENVIRONMENT, is_provided, provide, reference_to
+from ragen_apo.config.named_code import (
+    ENVIRONMENT,
+    file_being_imported,
+    is_provided,
+    provide,
+    reference_to,
+)
 from ragen_apo.config.overrides import changes_in_words, differences, merge
 from ragen_apo.config.references import (
     TRUST,
@@ -79,8 +85,8 @@ class Run:
 
 
 def train(
-    config: Configuration | None,
-    run_dir: Path | str,
+    config: Configuration | None = None,
+    run_dir: Path | str | None = None,
     *,
     until: RunEnd = "policy",
     environment: Environment | None = None,
@@ -93,7 +99,7 @@ def train(
 
     Args:
         config: what to train; None only with `resume`.
-        run_dir: where everything goes; must not exist yet, except with `resume`.
+        run_dir: where everything goes. Required; must not exist yet, except with `resume`.
         until: `reference` stops after the warm start; the same call with `resume` continues.
         environment: a name, or your own function or class, in place of the configured environment
             and its options. Or keys of the section, whose `name` may also be a function or class.
@@ -119,6 +125,7 @@ def train(
 
     if until not in get_args(RunEnd):
         raise ConfigError(f"until: got {until!r}, expected {' or '.join(get_args(RunEnd))}")
+    _refuse_during_an_import("a run")
     path = _path(run_dir, "run_dir")
     existed = path.exists()
     # `torchrun --max-restarts` starts a run again, whose first attempt may have begun.
@@ -143,7 +150,8 @@ def train(
             note_begun(path)
     try:
         with _console(progress) as shown, _only_training():
-            shown.say(f"{run.config.algorithm.traits.sentence}.")
+            name = run.config.environment.name
+            shown.say(f"Environment {name}. {run.config.algorithm.traits.sentence}.")
             play(run.config, run.files, progress=shown, until=until, config_yaml=changed_yaml)
     except (Exception, SystemExit):
         if not resume and ranks.is_first:
@@ -164,6 +172,15 @@ def _only_training() -> Iterator[None]:
         yield
     finally:
         _TRAINING.release()
+
+
+def _refuse_during_an_import(what: str) -> None:
+    """A script that defines an environment and trains on it is imported when a run needs that."""
+    if (file := file_being_imported()) is not None:
+        raise ConfigError(
+            f"{file} is being imported for what it defines, and would start {what} meanwhile; put "
+            'that part of the file under `if __name__ == "__main__":`'
+        )
 
 
 def _require_one_process(work: str) -> None:
@@ -563,6 +580,7 @@ def compare(
     from ragen_apo.comparison.write import write_comparison
     from ragen_apo.report.pdf import require_pdf
 
+    _refuse_during_an_import("a comparison")
     _require_one_process("a comparison, which starts processes of its own,")
     _require_range("parallel", parallel, least=1, most=1000)
     if pdf:
@@ -657,7 +675,7 @@ def _trusting(config: RunConfig, trust_remote_code: bool) -> RunConfig:
     return config.model_copy(update={"policy": policy})
 
 
-def _path(given: Run | Path | str, name: str) -> Path:
+def _path(given: Run | Path | str | None, name: str) -> Path:
     if isinstance(given, Run):
         return given.files.path
     if not isinstance(given, str | os.PathLike):

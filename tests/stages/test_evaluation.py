@@ -82,14 +82,18 @@ def test_after_a_change_of_the_data_nothing_is_called_held_out(
     assert evaluated_tasks(load_run(run.path)) == "tasks of split “test”"
 
 
+@pytest.mark.parametrize("change", ["--evaluation.split=train", "--evaluation.num_episodes=1"])
 def test_an_evaluation_says_which_other_one_it_replaces(
-    tmp_path: Path, questions: dict[str, Any]
+    change: str, tmp_path: Path, questions: dict[str, Any]
 ) -> None:
+    """One of fewer episodes took the place of the run's own without a word."""
     config = factories.config(*UNTRAINED, environment=questions)
     run = factories.run(config, tmp_path / "run")
     said = factories.Sayings()
-    for split in ("test", "test", "train"):
+    for _ in range(2):
+        number = evaluate_run(config, run, progress=said)["episodes"]
         assert said.lines == []
-        changed = factories.changed(config, f"--evaluation.split={split}")
-        evaluate_run(changed, run, progress=said)
-    assert "replaces the evaluation of the split test" in "".join(said.lines)
+    evaluate_run(factories.changed(config, change), run, progress=said)
+    (line,) = (line for line in said.lines if "This replaces" in line)
+    assert f"evaluation of {number} episodes of the split test in {run.results.parent}" in line
+    assert f"`ragen-apo report {run.path}` then writes" in line

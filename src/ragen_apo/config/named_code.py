@@ -21,6 +21,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -42,6 +43,13 @@ make environments would parse it side by side, which Python 3.11 does not bear, 
 is not done with it would end the run that plays it."""
 _provided: dict[str, Any] = {}
 """Factories that this process was handed, by the reference under which configurations keep them."""
+
+_importing: ContextVar[Path | None] = ContextVar("importing", default=None)
+
+
+def file_being_imported() -> Path | None:
+    """The file whose code runs because a configuration names what is in it; no run starts there."""
+    return _importing.get()
 
 
 @dataclass(frozen=True)
@@ -154,11 +162,15 @@ def referenced_code(reference: str, role: Role) -> Any:
     place = (str(path), name)
     if place not in _found:
         _refuse_other_code(path, name, reference, role)
-    if file is None:
-        with in_one_sentence(reference, "importing it", role):
-            imported = importlib.import_module(module)
-    else:
-        imported = _imported_file(path, role)
+    token = _importing.set(path)
+    try:
+        if file is None:
+            with in_one_sentence(reference, "importing it", role):
+                imported = importlib.import_module(module)
+        else:
+            imported = _imported_file(path, role)
+    finally:
+        _importing.reset(token)
     if not hasattr(imported, name):
         raise ConfigError(f"{role.key}: {path} has removed its {name!r} again")
     _found.add(place)

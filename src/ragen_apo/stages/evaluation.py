@@ -13,6 +13,7 @@ from pydantic import BaseModel, TypeAdapter
 from ragen_apo.agent.proxy import AgentProxy
 from ragen_apo.config import RunConfig
 from ragen_apo.config.search import WITHOUT_SEARCH
+from ragen_apo.config.training import EvaluationConfig
 from ragen_apo.environments.base import tasks_of
 from ragen_apo.errors import RagenApoError, RunDirectoryError
 from ragen_apo.evaluation.evaluate import (
@@ -34,6 +35,8 @@ from ragen_apo.types import Trajectory
 
 class _Results(BaseModel):
     split: str
+    episodes: int
+    evaluation: EvaluationConfig
 
 
 def evaluate_run(config: RunConfig, run: RunDirectory, *, progress: Progress) -> dict[str, Any]:
@@ -108,16 +111,18 @@ def _refuse_what_is_impossible(session: Session, plan: EvaluationPlan) -> None:
 
 
 def _say_what_is_replaced(session: Session) -> None:
-    """A run keeps one evaluation: that of another split is gone after this one."""
-    run, split = session.run, session.config.evaluation.split
+    """A run keeps one evaluation: that of another split, or of more episodes, is gone after it."""
+    run, asked = session.run, session.config.evaluation
     if not run.results.exists():
         return
     with suppress(RagenApoError):  # a damaged one is replaced without a word
-        before = read_json(run.results, TypeAdapter(_Results), advice="").split
-        if before != split:
+        before = read_json(run.results, TypeAdapter(_Results), advice="")
+        same = before.split == asked.split
+        if not same or before.evaluation.num_episodes != asked.num_episodes:
             session.progress.say(
-                f"This replaces the evaluation of the split {before} in {run.results.parent}; copy "
-                "that folder to keep it."
+                f"This replaces the evaluation of {counted(before.episodes, 'episode')} of the "
+                f"split {before.split} in {run.results.parent}; copy that folder to keep it. "
+                f"`ragen-apo report {run.path}` then writes the report of the new one."
             )
 
 
