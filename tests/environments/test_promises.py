@@ -335,6 +335,52 @@ def test_a_broken_promise_is_found(
         promise(make)
 
 
+class ShowsItsSeedWithoutPolicies(ShowsItsSeed):
+    def scripted_policies(self) -> Mapping[str, Any]:
+        return {}
+
+
+class BeginsAtRandomWithoutPolicies(Wrapped):
+    """Also under equal seeds."""
+
+    def scripted_policies(self) -> Mapping[str, Any]:
+        return {}
+
+    def reset(self, task: Task, *, seed: int) -> tuple[str, dict[str, Any]]:
+        first, info = self.lake.reset(task, seed=seed)
+        return f"{first}\n{next(_CALLS)}", info
+
+
+def test_without_scripted_policies_the_seed_is_tried_with_a_text_that_is_no_action() -> None:
+    seeds_matter = contract.seeds_matter_where_it_is_declared
+
+    class Declares(ShowsItsSeedWithoutPolicies):
+        @property
+        def properties(self) -> Any:
+            return dataclasses.replace(self.lake.properties, deterministic=False)
+
+    class MayHaveChance(Declares):
+        """Its first observation has none; whether its actions have cannot be told."""
+
+        def reset(self, task: Task, *, seed: int) -> tuple[str, dict[str, Any]]:
+            return self.lake.reset(task, seed=seed)
+
+    seeds_matter(Declares)
+    seeds_matter(MayHaveChance)
+    with pytest.raises(ContractError, match="`deterministic` is declared"):
+        seeds_matter(ShowsItsSeedWithoutPolicies)
+
+
+def test_without_scripted_policies_an_opening_at_random_breaks_three_promises() -> None:
+    found = check_environment(BeginsAtRandomWithoutPolicies)
+    for promise in (
+        "equal environments write equal texts",
+        "seeds matter where it is declared",
+        "a reset leaves nothing behind",
+    ):
+        assert found[promise], promise
+
+
 def test_held_out_tasks_may_have_another_name() -> None:
     contract.training_tasks_are_no_test_tasks(HoldsOutUnseenTasks)
 

@@ -157,10 +157,24 @@ def _both_ends(text: str) -> str:
     return text if len(text) <= 120 else f"{text[:60]} ... {text[-40:]}"
 
 
+class _SaysNothing:
+    """Writes text that is no action in any environment, like an untrained model."""
+
+    def begin(self, task: Task, *, seed: int) -> None: ...
+
+    def act(self, observation: str) -> Reply:
+        return Reply(thought="", action=f"{NO_ACTION} no action at all")
+
+
+def _policies_to_play(environment: TextEnvironment) -> Mapping[str, Callable[[], ScriptedPolicy]]:
+    """The scripted policies; of an environment without any, one that says the same text always."""
+    return policies_of(environment) or {"any text": _SaysNothing}
+
+
 def episodes(make: Factory) -> Iterator[tuple[str, Episode]]:
-    """Each scripted policy, by name, in a few tasks of each split."""
+    """Each scripted policy, by name, in a few tasks of each split; without any, one text."""
     environment = make()
-    policies = sorted(policies_of(environment).items())
+    policies = sorted(_policies_to_play(environment).items())
     for split in environment.properties.splits:
         for task in environment.tasks(split)[:NUM_TASKS]:
             for name, make_policy in policies:
@@ -279,10 +293,11 @@ def _require_equal_answers_to_calls(one: TextEnvironment, other: TextEnvironment
 def seeds_matter_where_it_is_declared(make: Factory) -> None:
     """With the same actions the seed changes nothing in an environment that is deterministic.
 
-    In one that is not, it changes something in some task.
+    In one that is not, it changes something in some task. Where no scripted policy acts, this
+    cannot be told: chance may come with actions.
     """
     environment = make()
-    policies = policies_of(environment).values()
+    policies = _policies_to_play(environment).values()
     differ = False
     for task, make_policy in itertools.product(_tasks(environment, 30), policies):
         actions = [step.reply.action for step in play(environment, task, make_policy()).steps]
@@ -292,7 +307,7 @@ def seeds_matter_where_it_is_declared(make: Factory) -> None:
         differ |= one != other
     if differ and environment.properties.deterministic:
         raise ContractError("`deterministic` is declared, and the seed of `reset` matters")
-    if not differ and not environment.properties.deterministic:
+    if not differ and policies_of(environment) and not environment.properties.deterministic:
         raise ContractError("the seed of `reset` changes nothing; declare `deterministic`")
 
 
@@ -361,15 +376,6 @@ def a_text_that_is_no_action_is_marked_and_ends_nothing(make: Factory) -> None:
         raise ContractError("a text that is no action ended the episode")
 
 
-class _SaysNothing:
-    """Writes text that is no action in any environment, like an untrained model."""
-
-    def begin(self, task: Task, *, seed: int) -> None: ...
-
-    def act(self, observation: str) -> Reply:
-        return Reply(thought="", action=f"{NO_ACTION} no action at all")
-
-
 def every_episode_ends(make: Factory) -> None:
     """After `properties.max_turns` turns, or 1,000 where none are declared, whatever is said."""
     environment = make()
@@ -398,7 +404,7 @@ def answers_can_be_written_down(make: Factory) -> None:
 def returns_lie_in_the_declared_range(make: Factory) -> None:
     """Wherever an episode is cut off; episodes say `success` where they end."""
     low, high = make().properties.return_range
-    for name, episode in itertools.chain(episodes(make), _unscripted(make)):
+    for name, episode in episodes(make):
         total = 0.0
         for step in episode.steps:
             total += step.reward
@@ -413,13 +419,6 @@ def returns_lie_in_the_declared_range(make: Factory) -> None:
             raise ContractError(f"the last info has no `success`: {last.info}")
 
 
-def _unscripted(make: Factory) -> Iterator[tuple[str, Episode]]:
-    """Of an environment without scripted policies, an episode of one text."""
-    environment = make()
-    if not policies_of(environment):
-        yield "any text", play(environment, _first_task(environment), _SaysNothing())
-
-
 def a_reset_leaves_nothing_behind(make: Factory) -> None:
     """An episode after another one, broken off or gone on with, is as in a new environment."""
     environment = make()
@@ -430,7 +429,7 @@ def a_reset_leaves_nothing_behind(make: Factory) -> None:
         return first, environment.state_key(), _answer(environment, NO_ACTION)
 
     fresh = opening()
-    for make_policy in policies_of(environment).values():
+    for make_policy in _policies_to_play(environment).values():
         play(environment, task, make_policy())
         environment.step(NO_ACTION)  # after the end, too
         if opening() != fresh:
@@ -494,7 +493,7 @@ def properties_do_not_change(make: Factory) -> None:
     """The declared properties never change, and there are rules."""
     environment = make()
     before = environment.properties
-    for make_policy in policies_of(environment).values():
+    for make_policy in _policies_to_play(environment).values():
         play(environment, _first_task(environment), make_policy())
     if environment.properties != before:
         raise ContractError(f"properties changed: {before} to {environment.properties}")
@@ -588,7 +587,7 @@ def episodes_in_threads_are_as_one_by_one(make: Factory, *, num_workers: int = 1
     None of `PROMISES`: with one worker, an environment may belong to one thread.
     """
     environment = make()
-    policies = sorted(policies_of(environment).items())
+    policies = sorted(_policies_to_play(environment).items())
     jobs = [(*policy, task) for policy in policies for task in _tasks(environment, NUM_TASKS)]
     alone = [play(environment, task, make_policy()) for _, make_policy, task in jobs]
 
