@@ -253,15 +253,28 @@ def foreign_tasks_and_splits_are_refused(make: Factory) -> None:
     foreign = make_task(
         environment="elsewhere", instruction="", split="train", category="", payload={}
     )
-    for what, ask in (
-        ("reset with a task of another environment", lambda: environment.reset(foreign, seed=0)),
-        ("tasks of an unknown split", lambda: environment.tasks("no such split")),
+    for what, ask, remedy in (
+        (
+            "reset with a task of another environment",
+            lambda: environment.reset(foreign, seed=0),
+            "where task.environment is not properties.name",
+        ),
+        (
+            "tasks of an unknown split",
+            lambda: environment.tasks("no such split"),
+            "for a split that is none of properties.splits",
+        ),
     ):
+        raised = "no error"
         try:
             ask()
         except ConfigError:
             continue
-        raise ContractError(f"{what} raised no ConfigError")
+        except FOREIGN_FAILURES as error:
+            raised = raised_in_words(error)
+        raise ContractError(
+            f"{what} raised {raised}; expected a ragen_apo.errors.ConfigError: raise one {remedy}"
+        )
 
 
 def equal_environments_write_equal_texts(make: Factory) -> None:

@@ -16,7 +16,7 @@ PROPERTIES = EnvironmentProperties(
     name="held", version="1", reward_version="1", deterministic=True, return_range=(0.0, 1.0),
     splits=("train",), rules="Go.",
 )  # fmt: skip
-TASK = factories.task("go")
+TASK = factories.task("go", environment="held")
 
 
 class Held:
@@ -67,6 +67,17 @@ def test_a_game_is_closed_before_the_next_and_at_the_end_and_once(
         assert Held.held == []
     with pytest.raises(RuntimeError, match="has no episode"):
         environment.step("go")
+
+
+def test_a_task_of_another_environment_is_refused_whatever_the_game_reads(
+    environment: GameEnvironment,
+) -> None:
+    other = factories.task("go", environment="elsewhere")
+    with pytest.raises(
+        ConfigError, match=rf"held .* task {other.task_id}, .*'elsewhere'; .*'held'"
+    ):
+        environment.reset(other, seed=1)
+    assert Held.held == []
 
 
 def test_a_refused_reset_leaves_no_episode_to_go_on_with() -> None:

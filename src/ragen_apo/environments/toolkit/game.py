@@ -64,7 +64,8 @@ class GameEnvironment:
     """A `TextEnvironment` that plays one game after another.
 
     `start(task, seed)` sets up the game of a task; it raises KeyError, TypeError or ValueError for
-    a task that is not one of its own. To be picklable, `start` and the policies have to be.
+    a task that does not fit the options. Tasks of another environment are refused before it. To be
+    picklable, `start` and the policies have to be.
     """
 
     def __init__(
@@ -108,13 +109,18 @@ class GameEnvironment:
             raise
 
     def _started(self, task: Task, seed: int) -> Game:
+        name = self.properties.name
+        if task.environment != name:
+            raise ConfigError(
+                f"{name} cannot set up task {task.task_id}, which is of the environment "
+                f"{task.environment!r}; expected a task of {name!r}, the name in its properties"
+            )
         try:
             return self._start(task, seed)
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(
-                f"{self.properties.name} cannot set up task {task.task_id} of "
-                f"{task.environment!r} ({error}); expected a task of {self.properties.name} with "
-                "the same options"
+                f"{name} cannot set up task {task.task_id} ({error}); expected a task of {name} "
+                "with the same options"
             ) from error
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
