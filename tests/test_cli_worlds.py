@@ -258,6 +258,18 @@ def test_an_exit_that_only_the_table_of_scripted_policies_meets_does_not_pass(
     assert "NOT  scripted policies play the training tasks" in out
 
 
+def test_the_table_of_scripted_policies_stands_beside_a_broken_promise(
+    command: Command, folder: Path
+) -> None:
+    text = (folder / "guess.py").read_text().replace("(0.0, 1.0)", "(0.0, 0.5)")
+    (folder / "guess.py").write_text(text)
+    status, out, _ = command("check", "guess.py:make_guess_number", "--num-tasks", 4)
+    assert status == 1
+    assert "NOT  returns lie in the declared range" in out
+    assert "scripted policies on tasks" in out
+    assert re.search(r"oracle\W+100.0%", out)
+
+
 @pytest.mark.slow
 def test_a_check_prints_no_escape_sequence_of_an_environment(
     command: Command, folder: Path

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from ragen_apo.environments import contract
-from ragen_apo.environments.base import TextEnvironment, make_environment
+from ragen_apo.environments.base import Reply, TextEnvironment, make_environment
 from ragen_apo.environments.contract import (
     PROMISES,
     ContractError,
@@ -621,6 +621,32 @@ def test_the_table_has_means_over_tasks_of_every_kind_where_one_comes_after_anot
     played.clear()
     policy_table(environment, num_tasks=100)
     assert played[:8] == list(tasks)
+
+
+class Drawing:
+    """Notes the seed with which it draws."""
+
+    seeds: set[int]
+
+    def begin(self, task: Task, *, seed: int) -> None:
+        self.seeds.add(seed)
+
+    def act(self, observation: str) -> Any:
+        return Reply(thought="", action="Up")
+
+
+def test_a_policy_draws_otherwise_in_each_task_and_alike_in_each_check() -> None:
+    class Draws(Wrapped):
+        def scripted_policies(self) -> Mapping[str, Any]:
+            return {"drawing": Drawing}
+
+    found = []
+    for _ in range(2):
+        Drawing.seeds = set()
+        played = list(contract.episodes(Draws))
+        assert len(Drawing.seeds) == len(played) == 5 + 4
+        found.append(Drawing.seeds)
+    assert found[0] == found[1]
 
 
 def test_the_table_has_means_over_the_tasks() -> None:

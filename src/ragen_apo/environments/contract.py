@@ -40,6 +40,7 @@ from ragen_apo.environments.base import (
 from ragen_apo.environments.tools import Tool
 from ragen_apo.errors import ConfigError, EnvironmentFaultError, RagenApoError
 from ragen_apo.printable import raised_in_words, shortened
+from ragen_apo.seeding import derive_seed
 from ragen_apo.types import Task, make_task
 
 Factory = Callable[[], TextEnvironment]
@@ -57,6 +58,7 @@ MAX_TURNS = 200
 """Cuts off episodes that their environment does not end, except in `every_episode_ends`."""
 MAX_PROBLEM_CHARACTERS = 4_000
 CAN_BE_MADE = "the environment can be made"
+EPISODES_END = "every episode ends"
 NO_ACTION = "\x00"
 LONG_TEXTS = ("9" * 10_000, "word " * 10_000)
 ODD_TEXTS = ("", " ", NO_ACTION, "\ud800", "\u202e[a]", "a\nb", "{}", *LONG_TEXTS)
@@ -118,8 +120,11 @@ def play(
     seed: int = 7,
     max_turns: int = MAX_TURNS,
 ) -> Episode:
-    """One episode of a scripted policy, cut off after `max_turns`."""
-    policy.begin(task, seed=seed)
+    """One episode of a scripted policy, cut off after `max_turns`.
+
+    Its draws are a function of seed and task, so that in several tasks it acts in several ways.
+    """
+    policy.begin(task, seed=derive_seed(seed, "policy", task.task_id))
     first = _first_observation(environment, task, seed=seed)
     observation, ended, steps = first, False, []
     while not ended and len(steps) < max_turns:
