@@ -270,6 +270,17 @@ def test_the_table_of_scripted_policies_stands_beside_a_broken_promise(
     assert re.search(r"oracle\W+100.0%", out)
 
 
+def test_a_check_says_that_a_success_was_forgotten(command: Command, folder: Path) -> None:
+    text = (folder / "guess.py").read_text().replace(", success=True", "")
+    (folder / "forgets.py").write_text(text)
+    status, out, _ = command("check", "forgets.py:make_guess_number", "--num-tasks", 4)
+    assert status == 0
+    said = " ".join(out.split())
+    assert "ended with the highest return of return_range, 1, and none was a success" in said
+    assert "Answer(..., success=True)" in said
+    assert "highest return" not in command("check", "guess.py:make_guess_number")[1]
+
+
 @pytest.mark.slow
 def test_a_check_prints_no_escape_sequence_of_an_environment(
     command: Command, folder: Path

@@ -110,18 +110,21 @@ def check(environment: str, *options: Overrides, num_tasks: Number = 50) -> int:
         check_environment,
         first_split,
         held_out_splits,
+        notes_on,
         policy_table,
     )
 
     keys = parse_options(options)
-    found = check_environment(partial(make_environment, environment, keys))
-    table, split, held_out = {}, "train", ["test"]
+    make = partial(make_environment, environment, keys)
+    found = check_environment(make)
+    table, split, held_out, notes = {}, "train", ["test"], []
     is_broken = any(found.values())
     if found.get(EPISODES_END) is None:  # endless ones would take hours
         try:
             with opened_environment(environment, keys) as played:
                 split, held_out = first_split(played), held_out_splits(played)
                 table = policy_table(played, num_tasks=num_tasks)
+            notes = notes_on(make)
         except FOREIGN_FAILURES as error:
             if not is_broken and not isinstance(error, ContractError):
                 raise
@@ -134,6 +137,8 @@ def check(environment: str, *options: Overrides, num_tasks: Number = 50) -> int:
             say(f"       {indented}")
     if table or not any(found.values()):
         print_policies(f"scripted policies on tasks from all over the split {split}", table)
+    for note in notes:
+        say(f"{note}.")
     if any(found.values()):
         return 1
     if split != "train":

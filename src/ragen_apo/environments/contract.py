@@ -39,6 +39,7 @@ from ragen_apo.environments.base import (
 )
 from ragen_apo.environments.tools import Tool
 from ragen_apo.errors import ConfigError, EnvironmentFaultError, RagenApoError
+from ragen_apo.plural import counted
 from ragen_apo.printable import raised_in_words, shortened
 from ragen_apo.seeding import derive_seed
 from ragen_apo.types import Task, make_task
@@ -633,6 +634,28 @@ def episodes_in_threads_are_as_one_by_one(make: Factory, *, num_workers: int = 1
     for (name, _, task), one, other in zip(jobs, alone, together, strict=True):
         if one != other:
             raise ContractError(f"{name!r} in task {task.task_id} differs beside other threads")
+
+
+def notes_on(make: Factory) -> list[str]:
+    """What breaks no promise and is hardly meant, in a sentence each."""
+    with _closing(make) as make_one:
+        return [note for note in (_success_that_is_never_said(make_one),) if note]
+
+
+def _success_that_is_never_said(make: Factory) -> str | None:
+    low, high = make().properties.return_range
+    played = [episode for _, episode in episodes(make)]
+    num_best = sum(
+        each.steps[-1].terminated and each.episode_return >= high - ROUNDING for each in played
+    )
+    if low == high or not num_best or any(each.success for each in played):
+        return None
+    return (
+        f"{num_best} of {counted(len(played), 'episode')} ended with the highest return of "
+        f"return_range, {high:g}, and none was a success: every rate of success in training and "
+        "evaluations would be 0. Say it where an episode ends well: Answer(..., success=True), or "
+        'info["success"]'
+    )
 
 
 class PolicyResult(NamedTuple):
