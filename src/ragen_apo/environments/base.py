@@ -7,10 +7,12 @@ immutable and shared between instances. No torch here.
 
 import contextlib
 import difflib
+import math
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
+from numbers import Integral, Real
 from typing import Any, Protocol, TypeVar, cast
 
 from pydantic import BaseModel, ValidationError
@@ -57,7 +59,7 @@ class FailureWords:
 
 @dataclass(frozen=True)
 class EnvironmentProperties:
-    """The declared properties of an environment."""
+    """The declared properties of an environment. Raises ConfigError for bounds that cannot be."""
 
     name: str
     version: str
@@ -82,6 +84,28 @@ class EnvironmentProperties:
     """Words for reports, where the neutral ones do not fit."""
     tools: tuple[Tool, ...] = ()
     """The actions as functions that a model may call (`agent.response_format: tool_call`)."""
+
+    def __post_init__(self) -> None:
+        if not _is_range(self.return_range):
+            raise ConfigError(
+                f"properties of {self.name!r}: return_range is {self.return_range!r:.80}; expected "
+                "two finite numbers, the lowest return of an episode and the highest"
+            )
+        limit = self.max_turns
+        if limit is not None and not (isinstance(limit, Integral) and limit >= 1):
+            raise ConfigError(
+                f"properties of {self.name!r}: max_turns is {limit!r:.80}; expected a whole number "
+                "from 1, or None if it is not known"
+            )
+
+
+def _is_range(bounds: object) -> bool:
+    """Whether these are two finite numbers in order."""
+    if not isinstance(bounds, (tuple, list)) or len(bounds) != 2:
+        return False
+    return all(isinstance(each, Real) and math.isfinite(each) for each in bounds) and (
+        bounds[0] <= bounds[1]
+    )
 
 
 @dataclass(frozen=True)

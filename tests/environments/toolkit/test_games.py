@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from ragen_apo.config.named_code import provide
@@ -78,6 +82,32 @@ def test_a_task_of_another_environment_is_refused_whatever_the_game_reads(
     ):
         environment.reset(other, seed=1)
     assert Held.held == []
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"return_range": (1.0, 0.0)}, r"'held': return_range is \(1.0, 0.0\); expected two"),
+        ({"return_range": (0.0, math.inf)}, "two finite numbers, the lowest"),
+        ({"return_range": (0.0, math.nan)}, "two finite numbers"),
+        ({"return_range": (0.0, 1.0, 2.0)}, "two finite numbers"),
+        ({"return_range": 1.0}, "return_range is 1.0; expected two finite numbers"),
+        ({"max_turns": 0}, "'held': max_turns is 0; expected a whole number from 1"),
+        ({"max_turns": 2.5}, "max_turns is 2.5"),
+    ],
+)
+def test_bounds_that_cannot_be_are_refused_where_they_are_declared(
+    wrong: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        replace(PROPERTIES, **wrong)
+
+
+def test_a_game_of_no_turns_is_refused() -> None:
+    with pytest.raises(ConfigError, match="max_turns is 0; expected a whole number from 1"):
+        GameEnvironment(
+            properties=PROPERTIES, tasks={"train": [TASK]}, start=Held, policies={}, max_turns=0
+        )
 
 
 def test_a_refused_reset_leaves_no_episode_to_go_on_with() -> None:
