@@ -270,6 +270,26 @@ def test_the_table_of_scripted_policies_stands_beside_a_broken_promise(
     assert re.search(r"oracle\W+100.0%", out)
 
 
+def test_a_check_names_a_tool_that_refuses_every_call(command: Command, folder: Path) -> None:
+    text = (
+        "from ragen_apo.environments.questions.with_tools import questions_with_tools\n"
+        "def works(text: str) -> str:\n"
+        '    "Works."\n'
+        "    return text\n"
+        "def faulty(text: str) -> str:\n"
+        '    "Looks it up."\n'
+        "    return {}['price']\n"
+        "def make(**options): return questions_with_tools([works, faulty], **options)\n"
+    )
+    (folder / "faulty.py").write_text(text, encoding="utf-8")
+    status, out, _ = command("check", "faulty.py:make", "--num_train_tasks", 5, "--num-tasks", 4)
+    assert status == 0
+    said = " ".join(out.split())
+    assert "The tool faulty refused all of 5 calls" in said
+    assert "faulty refused its arguments: KeyError('price')" in said
+    assert "The tool works" not in said
+
+
 def test_a_check_says_that_a_success_was_forgotten(command: Command, folder: Path) -> None:
     text = (folder / "guess.py").read_text().replace(", success=True", "")
     (folder / "forgets.py").write_text(text)

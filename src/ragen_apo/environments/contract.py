@@ -37,7 +37,7 @@ from ragen_apo.environments.base import (
     close_environment,
     policies_of,
 )
-from ragen_apo.environments.tools import Tool
+from ragen_apo.environments.tools import Tool, called, calls_of
 from ragen_apo.errors import ConfigError, EnvironmentFaultError, RagenApoError
 from ragen_apo.plural import counted
 from ragen_apo.printable import raised_in_words, shortened
@@ -639,7 +639,8 @@ def episodes_in_threads_are_as_one_by_one(make: Factory, *, num_workers: int = 1
 def notes_on(make: Factory) -> list[str]:
     """What breaks no promise and is hardly meant, in a sentence each."""
     with _closing(make) as make_one:
-        return [note for note in (_success_that_is_never_said(make_one),) if note]
+        forgotten = _success_that_is_never_said(make_one)
+        return [*([forgotten] if forgotten else []), *_tools_that_refuse_all(make_one)]
 
 
 def _success_that_is_never_said(make: Factory) -> str | None:
@@ -656,6 +657,25 @@ def _success_that_is_never_said(make: Factory) -> str | None:
         "evaluations would be 0. Say it where an episode ends well: Answer(..., success=True), or "
         'info["success"]'
     )
+
+
+def _tools_that_refuse_all(make: Factory) -> Iterator[str]:
+    """Those that carried out none of the odd calls, nor one of a scripted policy."""
+    environment = make()
+    task, tools = _first_task(environment), called(environment.properties.tools)
+    steps = [step for _, episode in episodes(make) for step in episode.steps]
+    done = [step.reply.action for step in steps if not step.info.get("invalid_action")]
+    used = {tool.name for action in dict.fromkeys(done) for tool, _ in calls_of(tools, action)}
+    for tool in (tool for tool in tools if tool.name not in used):
+        calls = [*_odd_calls([tool])]
+        answers = [(environment.reset(task, seed=0), _answer(environment, call)) for call in calls]
+        if answers and all(answer[-1].get("invalid_action") for _, answer in answers):
+            yield (
+                f"The tool {tool.name} refused all of {counted(len(calls), 'call')}, whose "
+                "arguments are odd, and no scripted policy called it with success. If it should "
+                f"have taken {_both_ends(calls[-1])}, it has a fault: "
+                f"{shortened(answers[-1][1][0], 300)}"
+            )
 
 
 class PolicyResult(NamedTuple):
