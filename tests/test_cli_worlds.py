@@ -171,6 +171,17 @@ BROKEN = {
     "raises_when_made": ("", "def make(**_):\n    {}['x']", "making it raised KeyError('x') in"),
     "exits_when_made": ("", "def make(**_):\n    raise SystemExit(0)", "raised SystemExit(0)"),
     "makes_nothing": ("", "def make(**_):\n    pass", "returned NoneType, which has no properties"),
+    "resets_without_a_seed": (
+        "from ragen_apo.environments.bandit import make_bandit",
+        "class make:\n"
+        "    def __init__(self, **_):\n"
+        "        self.inner = make_bandit()\n"
+        "    def __getattr__(self, name):\n"
+        "        return getattr(self.__dict__['inner'], name)\n"
+        "    def reset(self, task):\n"
+        "        return self.inner.reset(task, seed=0)",
+        "make.reset cannot be called as reset(task, seed=seed) (got an unexpected keyword",
+    ),
     "has_a_method_of_that_name": (
         "import types\nfrom ragen_apo.environments.foreign import MEMBERS",
         "def make(**_):\n    return types.SimpleNamespace(**dict.fromkeys(MEMBERS, print))",

@@ -348,3 +348,8 @@ def test_a_discrete_space_has_as_many_actions_as_there_are_names(names: Sequence
             play(environment, ["left"])
     assert play(make_dice(make=Turns, actions=("left", "right")), ["left"])
     assert play(make_dice(make=Turns), ["left"])  # texts, which are no numbers of actions
+
+
+def test_an_object_in_the_place_of_what_makes_one_is_refused() -> None:
+    with pytest.raises(ConfigError, match="dice, make: got an object of Dice; .*without calling"):
+        make_dice(make=Dice())

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
 import sqlite3
 import sys
 import threading
@@ -26,7 +27,8 @@ from ragen_apo.environments.contract import (
     episodes_in_threads_are_as_one_by_one,
     policy_table,
 )
-from ragen_apo.errors import ConfigError
+from ragen_apo.environments.toolkit.scripted import MixedPolicy
+from ragen_apo.errors import ConfigError, RagenApoError
 from ragen_apo.types import Task
 
 _CALLS = itertools.count()
@@ -647,6 +649,42 @@ def test_a_policy_draws_otherwise_in_each_task_and_alike_in_each_check() -> None
         assert len(Drawing.seeds) == len(played) == 5 + 4
         found.append(Drawing.seeds)
     assert found[0] == found[1]
+
+
+class SaysText(Drawing):
+    def begin(self, task: Task, *, seed: int) -> None: ...
+
+    def act(self, observation: str) -> Any:
+        return "Up"
+
+
+class BeginsWithoutSeed(Drawing):
+    def begin(self, task: Task) -> None: ...  # pyright: ignore[reportIncompatibleMethodOverride]
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        (SaysText, "the scripted policy SaysText: act returned 'Up'; expected a Reply, such as"),
+        (BeginsWithoutSeed, r"BeginsWithoutSeed: begin .*'seed'.*; expected def begin\(self, task"),
+        (Drawing(), "'mine' is an object of Drawing; expected what makes one .*the class itself"),
+    ],
+    ids=["reply", "seed", "object"],
+)
+@pytest.mark.parametrize("is_mixed", [False, True])
+def test_a_policy_that_does_not_fit_is_named(policy: Any, message: str, is_mixed: bool) -> None:
+    def mixed() -> MixedPolicy:
+        return MixedPolicy(policy, policy, good_share=0.5)
+
+    class Has(Wrapped):
+        def scripted_policies(self) -> Mapping[str, Any]:
+            return {"mine": mixed if is_mixed and callable(policy) else policy}
+
+    found = check_environment(Has)
+    assert re.search(message, str(found["every episode ends"]))
+    assert "ragen_apo" not in str(found.values())
+    with pytest.raises(RagenApoError, match=message):
+        policy_table(Has(), num_tasks=1)
 
 
 def test_the_table_has_means_over_the_tasks() -> None:

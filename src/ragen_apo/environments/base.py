@@ -20,7 +20,7 @@ from pydantic import BaseModel, ValidationError
 from ragen_apo.config.messages import describe_problems
 from ragen_apo.config.named_code import ENVIRONMENT, FOREIGN_FAILURES, referenced_code
 from ragen_apo.config.references import is_reference
-from ragen_apo.environments.foreign import call_factory, plugin_factory
+from ragen_apo.environments.foreign import call_factory, plugin_factory, refuse_other_parameters
 from ragen_apo.environments.tools import Tool
 from ragen_apo.errors import ConfigError, EnvironmentFaultError
 from ragen_apo.printable import raised_in_words, shortened
@@ -211,7 +211,7 @@ def tasks_of(environment: HasTasks, split: str) -> Sequence[Task]:
 
 
 def policies_of(environment: HasTasks) -> Mapping[str, Callable[[], ScriptedPolicy]]:
-    """Its scripted policies by name; raises EnvironmentFaultError for what is no dictionary."""
+    """Its scripted policies by name; raises EnvironmentFaultError for what makes none."""
     policies = environment.scripted_policies()
     if not isinstance(policies, Mapping):
         raise EnvironmentFaultError(
@@ -219,6 +219,14 @@ def policies_of(environment: HasTasks) -> Mapping[str, Callable[[], ScriptedPoli
             f"{shortened(repr(policies), 80)}; expected a dictionary of names and of what makes a "
             "policy, empty where there are none"
         )
+    for name, make_policy in policies.items():
+        if not callable(make_policy):
+            kind = type(make_policy).__name__
+            raise EnvironmentFaultError(
+                f"the environment {environment.properties.name!r}: the scripted policy {name!r} is "
+                f"an object of {kind}; expected what makes one for each episode, such as the class "
+                "itself, without calling it"
+            )
     return policies
 
 
@@ -298,6 +306,7 @@ def make_environment(
             f"the environment {name!r}: properties is {shortened(repr(made.properties), 80)}; "
             "expected an attribute that is an EnvironmentProperties"
         )
+    refuse_other_parameters(name, made)
     return made
 
 

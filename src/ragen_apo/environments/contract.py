@@ -37,6 +37,7 @@ from ragen_apo.environments.base import (
     close_environment,
     policies_of,
 )
+from ragen_apo.environments.policy_calls import begin_policy, reply_of
 from ragen_apo.environments.tools import Tool, called, calls_of
 from ragen_apo.errors import ConfigError, EnvironmentFaultError, RagenApoError
 from ragen_apo.plural import counted
@@ -125,11 +126,11 @@ def play(
 
     Its draws are a function of seed and task, so that in several tasks it acts in several ways.
     """
-    policy.begin(task, seed=derive_seed(seed, "policy", task.task_id))
+    begin_policy(policy, task, seed=derive_seed(seed, "policy", task.task_id))
     first = _first_observation(environment, task, seed=seed)
     observation, ended, steps = first, False, []
     while not ended and len(steps) < max_turns:
-        reply = policy.act(observation)
+        reply = reply_of(policy, observation)
         step = Step(reply, *_answer(environment, reply.action), environment.state_key())
         steps.append(step)
         observation, ended = step.observation, step.terminated or step.truncated
@@ -357,7 +358,7 @@ def any_text_is_answered(make: Factory) -> None:
                 _, _, terminated, truncated, _ = _answer(environment, text)
                 if terminated or truncated:
                     break
-        except ContractError:
+        except (ContractError, EnvironmentFaultError):
             raise
         except FOREIGN_FAILURES as error:
             raised = raised_in_words(error)
@@ -496,11 +497,13 @@ def scripted_policies_are_there_and_read_anything(make: Factory) -> None:
     task = _first_task(environment)
     for name, make_policy in policies.items():
         policy = make_policy()
-        policy.begin(task, seed=0)
+        begin_policy(policy, task, seed=0)
         first = _first_observation(environment, task, seed=0)
         for observation in (first, "", "The episode is over.", "#"):
             try:
-                action = policy.act(observation).action
+                action = reply_of(policy, observation).action
+            except EnvironmentFaultError:
+                raise
             except FOREIGN_FAILURES as error:
                 raised, read = raised_in_words(error), shortened(repr(observation), 200)
                 raise ContractError(f"{name!r} raised {raised} at {read}") from error
@@ -562,7 +565,7 @@ def _problem_against(promise: Promise, make: Factory) -> str | None:
     try:
         with _closing(make) as make_one:
             promise(make_one)
-    except ContractError as error:
+    except (ContractError, EnvironmentFaultError) as error:
         return shortened(str(error), MAX_PROBLEM_CHARACTERS)
     except FOREIGN_FAILURES as error:
         return f"raised {raised_in_words(error)}"

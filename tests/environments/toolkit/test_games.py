@@ -110,6 +110,50 @@ def test_a_game_of_no_turns_is_refused() -> None:
         )
 
 
+class AnswersWithText(Held):
+    def play(self, text: str) -> Any:
+        return "gone"
+
+
+class HasNoKey:
+    def __init__(self, task: Task, seed: int) -> None: ...
+
+    def first_observation(self) -> str:
+        return "begin"
+
+    def play(self, text: str) -> Answer:
+        return Answer("gone")
+
+
+class TakesNoSeed(HasNoKey):
+    def __init__(self, task: Task) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("start", "message"),
+    [
+        (AnswersWithText, r"held: AnswersWithText.play returned 'gone'; expected an Answer, such"),
+        (HasNoKey, "held: the game HasNoKey has no key; expected the methods first_observation"),
+        (TakesNoSeed, r"start, TakesNoSeed, cannot be called .*; expected start\(task, seed\)"),
+        (lambda task, seed: None, "the game NoneType has no first_observation, no play, no key"),
+    ],
+    ids=["answer", "key", "seed", "none"],
+)
+@pytest.mark.usefixtures("environment")
+def test_a_game_that_does_not_fit_is_named(start: Any, message: str) -> None:
+    environment = GameEnvironment(
+        properties=PROPERTIES, tasks={"train": [TASK]}, start=start, policies={}, max_turns=3
+    )
+
+    def played() -> None:
+        environment.reset(TASK, seed=1)
+        environment.step("go")
+
+    with pytest.raises(EnvironmentFaultError, match=message):
+        played()
+    environment.close()
+
+
 def test_a_refused_reset_leaves_no_episode_to_go_on_with() -> None:
     class Free(Held):
         close = None  # pyright: ignore[reportAssignmentType]

@@ -77,9 +77,14 @@ def from_gymnasium(  # noqa: PLR0913 (what Gymnasium does not know of an environ
             threads (`rollouts.num_environment_workers`) act one after another. `False` is for one
             that draws from nothing but generators of its own.
 
-    Raises ConfigError where two splits have a seed in common, or two actions a name, and TypeError
-    where a seed is no whole number.
+    Raises ConfigError where `make` cannot be called, two splits have a seed in common, or two
+    actions a name, and TypeError where a seed is no whole number.
     """
+    if not callable(make):
+        raise ConfigError(
+            f"{name}, make: got an object of {type(make).__name__}; expected what makes one, such "
+            "as the class itself, without calling it"
+        )
     _require_distinct(name, splits=splits, actions=actions)
     foreign = _Foreign(make, observe, own_generators, num_actions=len(actions))
     drawn = functools.partial(RandomActions, tuple(actions), 1)
