@@ -312,6 +312,19 @@ def test_a_check_says_that_a_success_was_forgotten(command: Command, folder: Pat
     assert "highest return" not in command("check", "guess.py:make_guess_number")[1]
 
 
+def test_a_cause_that_breaks_several_promises_is_told_once(command: Command, folder: Path) -> None:
+    text = re.sub(
+        r"(    def act\(.*\n)",
+        r"\1        raise OSError('gone')\n",
+        (folder / "guess.py").read_text(),
+    )
+    (folder / "fails.py").write_text(text)
+    status, out, _ = command("check", "fails.py:make_guess_number", "--num-tasks", 4)
+    assert status == 1
+    assert out.count("OSError (gone)") == 1
+    assert out.count("NOT ") == out.count("as above") + 1 > 5
+
+
 @pytest.mark.slow
 def test_a_check_prints_no_escape_sequence_of_an_environment(
     command: Command, folder: Path

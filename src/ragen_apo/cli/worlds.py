@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -130,11 +132,7 @@ def check(environment: str, *options: Overrides, num_tasks: Number = 50) -> int:
                 raise
             if not is_broken:
                 found["scripted policies play the training tasks"] = str(error)
-    for promise, problem in found.items():
-        say(f"{'ok  ' if problem is None else 'NOT '} {promise}")
-        if problem is not None:
-            indented = problem.replace("\n", "\n       ")
-            say(f"       {indented}")
+    _say_what_was_found(found)
     if table or not any(found.values()):
         print_policies(f"scripted policies on tasks from all over the split {split}", table)
     for note in notes:
@@ -158,6 +156,20 @@ def check(environment: str, *options: Overrides, num_tasks: Number = 50) -> int:
     if held_out and "test" not in held_out:
         say(f"No task is of a split `test`: set evaluation.split to {' or '.join(held_out)}.")
     return 0
+
+
+def _say_what_was_found(found: Mapping[str, str | None]) -> None:
+    """A line for each promise; a cause that breaks several is told once."""
+    told: set[str] = set()
+    for promise, problem in found.items():
+        say(f"{'ok  ' if problem is None else 'NOT '} {promise}")
+        if problem is None:
+            continue
+        raised = re.search(r"raised? (.+ in .+, line \d+)", problem)
+        cause = raised[1] if raised else problem
+        indented = problem.replace("\n", "\n       ")
+        say(f"       {'as above' if cause in told else indented}")
+        told.add(cause)
 
 
 data = App(
