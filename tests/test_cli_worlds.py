@@ -134,6 +134,10 @@ NOT_AN_ENVIRONMENT = {
     "nothing_behind_the_colon": ("guess.py:", "names no function"),
     "no_module": ("no_such_module.at_all:make", "there is no Python file of a module"),
     "not_callable": ("guess.py:NUMBERS", "defines no function or class 'NUMBERS'"),
+    "assigned": (
+        "guess.py:NUMBERS",
+        "it assigns NUMBERS, and has to define it, so that its source can be read: def NUMBERS(**",
+    ),
     "wrong_option": (
         "guess.py:make_guess_number",
         "did you mean environment.max_turns?",

@@ -69,6 +69,13 @@ class Role:
         return "function or class" if ast.FunctionDef in self.kinds else "class"
 
     @property
+    def statement(self) -> str:
+        """How one begins, with the place of its name."""
+        return (
+            "def {name}(**options): ..." if ast.FunctionDef in self.kinds else "class {name}: ..."
+        )
+
+    @property
     def page(self) -> str:
         """Where the documentation has a complete one."""
         return f"docs/adding_an_{self.noun}.md"
@@ -195,10 +202,14 @@ def _refuse_other_code(path: Path, name: str, reference: str, role: Role) -> Non
     if name not in defined:
         close = difflib.get_close_matches(name, defined, n=1)
         instead = f"did you mean {close[0]!r}?" if close else f"it defines {', '.join(defined)}"
-        raise ConfigError(
-            f"{role.key}: {path} defines no {role.is_a} {name!r}; "
-            f"{instead if defined else 'it defines none'}"
-        )
+        if name in _assigned_names(tree):
+            instead = (
+                f"it assigns {name}, and has to define it, so that its source can be read: "
+                f"{role.statement.format(name=name)}"
+            )
+        elif not defined:
+            instead = "it defines none"
+        raise ConfigError(f"{role.key}: {path} defines no {role.is_a} {name!r}; {instead}")
     is_ours = path.resolve().is_relative_to(OURS)
     if is_ours or ragen_apo.__name__ not in _imported_names(tree):
         raise ConfigError(
@@ -210,6 +221,17 @@ def _refuse_other_code(path: Path, name: str, reference: str, role: Role) -> Non
                 f"({role.page})"
             )
         )
+
+
+def _assigned_names(tree: ast.Module) -> set[str]:
+    """The names to which a file assigns something, outside of functions and classes."""
+    targets = [
+        target
+        for node in tree.body
+        if isinstance(node, ast.Assign | ast.AnnAssign)
+        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+    ]
+    return {target.id for target in targets if isinstance(target, ast.Name)}
 
 
 def _imported_file(path: Path, role: Role) -> ModuleType:
