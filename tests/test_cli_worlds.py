@@ -108,6 +108,18 @@ def test_files_beside_the_environment_can_be_imported_by_it(command: Command, fo
     assert command("check", "guess.py:make_guess_number")[0] == 0
 
 
+@pytest.mark.parametrize("file", ["sched.py", "sched/__init__.py"])
+def test_a_file_that_a_module_of_python_hides_is_named(
+    file: str, command: Command, folder: Path
+) -> None:
+    (folder / file).parent.mkdir(exist_ok=True)
+    (folder / file).write_text("TOP = 20\n")
+    (folder / "hides.py").write_text("import ragen_apo\nfrom sched import TOP\ndef make(): ...\n")
+    status, _, err = command("check", "hides.py:make")
+    assert status == 2
+    assert f"the file {folder / file} beside it is hidden by Python's own module sched" in err
+
+
 def test_an_environment_does_not_get_the_file_that_lies_beside_another(folder: Path) -> None:
     text = (folder / "guess.py").read_text()
     for name, top in (("one", 10), ("two", 20)):

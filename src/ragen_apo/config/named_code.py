@@ -239,6 +239,7 @@ def _imported_file(path: Path, role: Role) -> ModuleType:
     name = f"{path.stem}_{digest[:12]}"
     if name in sys.modules:
         return sys.modules[name]
+    _refuse_hidden_neighbours(path, role)
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None, "the path ends in .py"
     module = importlib.util.module_from_spec(spec)
@@ -256,12 +257,28 @@ def _imported_file(path: Path, role: Role) -> ModuleType:
     return module
 
 
+def _beside(path: Path, name: str) -> list[Path]:
+    """The files beside this one that are a module of the name."""
+    beside = (path.parent / f"{name}.py", path.parent / name / "__init__.py")
+    return [file for file in beside if file.exists()]
+
+
+def _refuse_hidden_neighbours(path: Path, role: Role) -> None:
+    """Python's own modules are found first, so a neighbour with such a name is never imported."""
+    imported = _imported_names(ast.parse(path.read_bytes())) - {path.stem}
+    for name in sorted(imported & sys.stdlib_module_names):
+        if there := _beside(path, name):
+            raise ConfigError(
+                f"{role.key}: {path} imports {name!r}, and the file {there[0]} beside it is hidden "
+                f"by Python's own module {name}; give that file another name"
+            )
+
+
 def _refuse_neighbours_of_others(path: Path, role: Role) -> None:
     """Python keeps one module of a name: two folders with a `words.py` cannot both have theirs."""
     for name in _imported_names(ast.parse(path.read_bytes())):
-        beside = (path.parent / f"{name}.py", path.parent / name / "__init__.py")
         found = getattr(sys.modules.get(name), "__file__", None)
-        there = [file for file in beside if file.exists()]
+        there = _beside(path, name)
         if found is None or not there or any(file.samefile(found) for file in there):
             continue
         if any(map(Path(found).is_relative_to, _FOLDERS)):
