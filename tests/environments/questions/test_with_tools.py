@@ -328,6 +328,19 @@ def test_functions_that_cannot_be_tools_are_refused() -> None:
             products(*functions)
 
 
+def test_an_object_and_a_function_alone_are_refused_with_what_to_write() -> None:
+    class Desk:
+        def look(self) -> str:
+            """What lies there."""
+            return "a pen"
+
+    with pytest.raises(ConfigError, match="got an object of Desk; .* such as Desk itself, without"):
+        products(Desk())  # pyright: ignore[reportArgumentType]
+    for given, name in ((multiply, "multiply"), (Desk, "Desk")):
+        with pytest.raises(ConfigError, match=rf"got {name}; expected a list, such as \[{name}\]"):
+            questions_with_tools(given)  # pyright: ignore[reportArgumentType]
+
+
 class Desk:
     """Notes of one episode."""
 
