@@ -71,6 +71,12 @@ class NamesTasksByHand(Wrapped):
         return [dataclasses.replace(task, task_id=str(number)) for number, task in numbered]
 
 
+class HasAnotherName(Wrapped):
+    @property
+    def properties(self) -> Any:
+        return dataclasses.replace(self.lake.properties, name="a b/c")
+
+
 class ListsATaskTwice(Wrapped):
     def tasks(self, split: str) -> Sequence[Task]:
         return [*self.lake.tasks(split), self.lake.tasks(split)[0]]
@@ -294,6 +300,11 @@ class HasNoRules(Wrapped):
 
 BROKEN: Sequence[tuple[Promise, type[Wrapped], str]] = (
     (contract.tasks_are_named_by_their_content, NamesTasksByHand, "is not make_task's"),
+    (
+        contract.tasks_are_named_by_their_content,
+        HasAnotherName,
+        "is of the environment 'frozen_lake', and properties.name is 'a b/c'; expected the same",
+    ),
     (contract.tasks_are_named_by_their_content, ListsATaskTwice, "twice"),
     (contract.tasks_are_named_by_their_content, ListsOtherTasksEachTime, "list other tasks"),
     (contract.training_tasks_are_no_test_tasks, PlaysTrainingTasksAsTests, "training task, too"),

@@ -218,6 +218,12 @@ def tasks_are_named_by_their_content(make: Factory) -> None:
         if len(set(ids)) < len(ids):
             raise ContractError(f"a task is in the split {split!r} twice")
         for task in tasks:
+            if task.environment != name:
+                raise ContractError(
+                    f"task {task.task_id} is of the environment {task.environment!r}, and "
+                    f"properties.name is {name!r}; expected the same name in make_task(environment="
+                    "...) and EnvironmentProperties(name=...)"
+                )
             made = make_task(
                 environment=name,
                 instruction=task.instruction,
