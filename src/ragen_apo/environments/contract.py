@@ -364,8 +364,10 @@ def any_text_is_answered(make: Factory) -> None:
                 _, _, terminated, truncated, _ = _answer(environment, text)
                 if terminated or truncated:
                     break
-        except (ContractError, EnvironmentFaultError):
+        except ContractError:
             raise
+        except EnvironmentFaultError as error:
+            raise ContractError(f"the text {_both_ends(text)!r}: {error}") from error
         except FOREIGN_FAILURES as error:
             raised = raised_in_words(error)
             raise ContractError(

@@ -684,7 +684,8 @@ def test_a_check_asks_for_the_reward_after_calls() -> None:
             return float(self.number)
 
     found = check_environment(partial(products, Over))
-    assert "the text 'count()' made step raise" in str(found["any text is answered"])
+    problem = "the text 'count()': Over.get_reward() returned 8.0; expected a number from 0 to 1"
+    assert problem in str(found["any text is answered"])
     assert "Over.get_reward() returned 8.0" in str(found["any text is answered"])
 
 
