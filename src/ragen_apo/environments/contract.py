@@ -389,7 +389,8 @@ def _odd_value(schema: Mapping[str, Any], odd: tuple[str, int]) -> Any:
     text, number = odd
     if schema["type"] == "array":
         return [_odd_value(schema["items"], odd)] if text else []
-    values = schema.get("enum", (text if schema["type"] == "string" else number,))
+    of_type = {"string": (text,), "boolean": (False, True)}.get(schema["type"], (number,))
+    values = schema.get("enum", of_type)
     return values[number % len(values)]
 
 

@@ -319,7 +319,7 @@ def test_functions_that_cannot_be_tools_are_refused() -> None:
         ([silent], "silent has no docstring; expected one"),
         (
             [half],
-            "half: the parameter 'number' has the type complex; expected str, int, float, Literal",
+            "half: the parameter 'number' has the type complex; expected str, int, float, bool, ",
         ),
         ([lambda: 1], "<lambda> has no docstring"),
         ([partial(multiply, 2)], "got functools.partial("),
