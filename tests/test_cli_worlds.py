@@ -108,6 +108,18 @@ def test_files_beside_the_environment_can_be_imported_by_it(command: Command, fo
     assert command("check", "guess.py:make_guess_number")[0] == 0
 
 
+@pytest.mark.parametrize("file", ["sched.py", "sched/__init__.py"])
+def test_a_file_that_a_module_of_python_hides_is_named(
+    file: str, command: Command, folder: Path
+) -> None:
+    (folder / file).parent.mkdir(exist_ok=True)
+    (folder / file).write_text("TOP = 20\n")
+    (folder / "hides.py").write_text("import ragen_apo\nfrom sched import TOP\ndef make(): ...\n")
+    status, _, err = command("check", "hides.py:make")
+    assert status == 2
+    assert f"the file {folder / file} beside it is hidden by Python's own module sched" in err
+
+
 def test_an_environment_does_not_get_the_file_that_lies_beside_another(folder: Path) -> None:
     text = (folder / "guess.py").read_text()
     for name, top in (("one", 10), ("two", 20)):
@@ -134,6 +146,10 @@ NOT_AN_ENVIRONMENT = {
     "nothing_behind_the_colon": ("guess.py:", "names no function"),
     "no_module": ("no_such_module.at_all:make", "there is no Python file of a module"),
     "not_callable": ("guess.py:NUMBERS", "defines no function or class 'NUMBERS'"),
+    "assigned": (
+        "guess.py:NUMBERS",
+        "it assigns NUMBERS, and has to define it, so that its source can be read: def NUMBERS(**",
+    ),
     "wrong_option": (
         "guess.py:make_guess_number",
         "did you mean environment.max_turns?",
@@ -171,6 +187,17 @@ BROKEN = {
     "raises_when_made": ("", "def make(**_):\n    {}['x']", "making it raised KeyError('x') in"),
     "exits_when_made": ("", "def make(**_):\n    raise SystemExit(0)", "raised SystemExit(0)"),
     "makes_nothing": ("", "def make(**_):\n    pass", "returned NoneType, which has no properties"),
+    "resets_without_a_seed": (
+        "from ragen_apo.environments.bandit import make_bandit",
+        "class make:\n"
+        "    def __init__(self, **_):\n"
+        "        self.inner = make_bandit()\n"
+        "    def __getattr__(self, name):\n"
+        "        return getattr(self.__dict__['inner'], name)\n"
+        "    def reset(self, task):\n"
+        "        return self.inner.reset(task, seed=0)",
+        "make.reset cannot be called as reset(task, seed=seed) (got an unexpected keyword",
+    ),
     "has_a_method_of_that_name": (
         "import types\nfrom ragen_apo.environments.foreign import MEMBERS",
         "def make(**_):\n    return types.SimpleNamespace(**dict.fromkeys(MEMBERS, print))",
@@ -256,6 +283,62 @@ def test_an_exit_that_only_the_table_of_scripted_policies_meets_does_not_pass(
     assert status == 1
     assert out.count("ok  ") == len(PROMISES)
     assert "NOT  scripted policies play the training tasks" in out
+
+
+def test_the_table_of_scripted_policies_stands_beside_a_broken_promise(
+    command: Command, folder: Path
+) -> None:
+    text = (folder / "guess.py").read_text().replace("(0.0, 1.0)", "(0.0, 0.5)")
+    (folder / "guess.py").write_text(text)
+    status, out, _ = command("check", "guess.py:make_guess_number", "--num-tasks", 4)
+    assert status == 1
+    assert "NOT  returns lie in the declared range" in out
+    assert "scripted policies on tasks" in out
+    assert re.search(r"oracle\W+100.0%", out)
+
+
+def test_a_check_names_a_tool_that_refuses_every_call(command: Command, folder: Path) -> None:
+    text = (
+        "from ragen_apo.environments.questions.with_tools import questions_with_tools\n"
+        "def works(text: str) -> str:\n"
+        '    "Works."\n'
+        "    return text\n"
+        "def faulty(text: str) -> str:\n"
+        '    "Looks it up."\n'
+        "    return {}['price']\n"
+        "def make(**options): return questions_with_tools([works, faulty], **options)\n"
+    )
+    (folder / "faulty.py").write_text(text, encoding="utf-8")
+    status, out, _ = command("check", "faulty.py:make", "--num_train_tasks", 5, "--num-tasks", 4)
+    assert status == 0
+    said = " ".join(out.split())
+    assert "The tool faulty refused all of 5 calls" in said
+    assert "faulty refused its arguments: KeyError('price')" in said
+    assert "The tool works" not in said
+
+
+def test_a_check_says_that_a_success_was_forgotten(command: Command, folder: Path) -> None:
+    text = (folder / "guess.py").read_text().replace(", success=True", "")
+    (folder / "forgets.py").write_text(text)
+    status, out, _ = command("check", "forgets.py:make_guess_number", "--num-tasks", 4)
+    assert status == 0
+    said = " ".join(out.split())
+    assert "ended with the highest return of return_range, 1, and none was a success" in said
+    assert "Answer(..., success=True)" in said
+    assert "highest return" not in command("check", "guess.py:make_guess_number")[1]
+
+
+def test_a_cause_that_breaks_several_promises_is_told_once(command: Command, folder: Path) -> None:
+    text = re.sub(
+        r"(    def act\(.*\n)",
+        r"\1        raise OSError('gone')\n",
+        (folder / "guess.py").read_text(),
+    )
+    (folder / "fails.py").write_text(text)
+    status, out, _ = command("check", "fails.py:make_guess_number", "--num-tasks", 4)
+    assert status == 1
+    assert out.count("OSError (gone)") == 1
+    assert out.count("NOT ") == out.count("as above") + 1 > 5
 
 
 @pytest.mark.slow

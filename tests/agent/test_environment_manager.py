@@ -303,7 +303,6 @@ def play_one(policy: Any, environment: type[Echo]) -> None:
     [
         (Falls, r"KeyError\('plan'\)"),
         (Stumbles, r"KeyError\('word'\)"),
-        (SaysText, "'str' object has no attribute 'thought'"),
         (Wins(), "'Wins' object is not callable"),
     ],
 )
@@ -312,6 +311,11 @@ def test_what_a_scripted_policy_raises_is_said_in_its_environments_name(
 ) -> None:
     with pytest.raises(EnvironmentFaultError, match=f"'echo': a scripted policy raised .*{words}"):
         play_one(policy, Echo)
+
+
+def test_a_scripted_policy_that_replies_with_text_is_named() -> None:
+    with pytest.raises(EnvironmentFaultError, match=r"SaysText: act returned 'win'; .* a Reply"):
+        play_one(SaysText, Echo)
 
 
 def test_what_a_state_key_raises_is_said_in_the_name_of_the_environment() -> None:

@@ -28,7 +28,7 @@ def environment(tmp_path: Path) -> GameEnvironment:
     exec(next(block for block in blocks if "class Queries" in block), names)
     return GameEnvironment(
         properties=replace(make_environment("bandit", {}).properties, name="queries"),
-        tasks={"train": [factories.task("Count.", payload={})]},
+        tasks={"train": [factories.task("Count.", environment="queries")]},
         start=names["Queries"],
         policies={},
         max_turns=100,

@@ -334,3 +334,22 @@ def test_the_configuration_of_the_page_trains(blackjack: Path, tmp_path: Path) -
     ]
     run = factories.run(load_config(blackjack, short), tmp_path / "run")
     assert [row["num_episodes"] for row in read_json_lines(run.metrics)] == [8]
+
+
+@pytest.mark.parametrize("names", [("left",), ("left", "right", "up")])
+def test_a_discrete_space_has_as_many_actions_as_there_are_names(names: Sequence[str]) -> None:
+    class Turns(Dice):
+        action_space = gymnasium.spaces.Discrete(2)
+
+    environment = make_dice(make=Turns, actions=names)
+    message = rf"got {len(names)} names?, .* of Turns is Discrete\(2\); expected one for each"
+    for _ in range(2):  # it was not kept
+        with pytest.raises(EnvironmentFaultError, match=message):
+            play(environment, ["left"])
+    assert play(make_dice(make=Turns, actions=("left", "right")), ["left"])
+    assert play(make_dice(make=Turns), ["left"])  # texts, which are no numbers of actions
+
+
+def test_an_object_in_the_place_of_what_makes_one_is_refused() -> None:
+    with pytest.raises(ConfigError, match="dice, make: got an object of Dice; .*without calling"):
+        make_dice(make=Dice())

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
 import sqlite3
 import sys
 import threading
@@ -17,7 +18,7 @@ import numpy as np
 import pytest
 
 from ragen_apo.environments import contract
-from ragen_apo.environments.base import TextEnvironment, make_environment
+from ragen_apo.environments.base import Reply, TextEnvironment, make_environment
 from ragen_apo.environments.contract import (
     PROMISES,
     ContractError,
@@ -26,7 +27,8 @@ from ragen_apo.environments.contract import (
     episodes_in_threads_are_as_one_by_one,
     policy_table,
 )
-from ragen_apo.errors import ConfigError
+from ragen_apo.environments.toolkit.scripted import MixedPolicy
+from ragen_apo.errors import ConfigError, RagenApoError
 from ragen_apo.types import Task
 
 _CALLS = itertools.count()
@@ -67,6 +69,12 @@ class NamesTasksByHand(Wrapped):
     def tasks(self, split: str) -> Sequence[Task]:
         numbered = enumerate(self.lake.tasks(split))
         return [dataclasses.replace(task, task_id=str(number)) for number, task in numbered]
+
+
+class HasAnotherName(Wrapped):
+    @property
+    def properties(self) -> Any:
+        return dataclasses.replace(self.lake.properties, name="a b/c")
 
 
 class ListsATaskTwice(Wrapped):
@@ -117,6 +125,11 @@ class PlaysForeignTasks(Wrapped):
 class HasEverySplit(Wrapped):
     def tasks(self, split: str) -> Sequence[Task]:
         return self.lake.tasks(split) if split in ("train", "test") else ()
+
+
+class LooksUpAnySplit(Wrapped):
+    def tasks(self, split: str) -> Sequence[Task]:
+        return {name: self.lake.tasks(name) for name in ("train", "test")}[split]
 
 
 class CountsItsEpisodes(Wrapped):
@@ -287,13 +300,31 @@ class HasNoRules(Wrapped):
 
 BROKEN: Sequence[tuple[Promise, type[Wrapped], str]] = (
     (contract.tasks_are_named_by_their_content, NamesTasksByHand, "is not make_task's"),
+    (
+        contract.tasks_are_named_by_their_content,
+        HasAnotherName,
+        "is of the environment 'frozen_lake', and properties.name is 'a b/c'; expected the same",
+    ),
     (contract.tasks_are_named_by_their_content, ListsATaskTwice, "twice"),
     (contract.tasks_are_named_by_their_content, ListsOtherTasksEachTime, "list other tasks"),
     (contract.training_tasks_are_no_test_tasks, PlaysTrainingTasksAsTests, "training task, too"),
     (contract.training_tasks_are_no_test_tasks, HasOnlyTrainingTasks, "no split but train"),
     (contract.training_tasks_are_no_test_tasks, HoldsOutNothing, "a training task, too"),
-    (contract.foreign_tasks_and_splits_are_refused, PlaysForeignTasks, "reset with a task"),
-    (contract.foreign_tasks_and_splits_are_refused, HasEverySplit, "tasks of an unknown split"),
+    (
+        contract.foreign_tasks_and_splits_are_refused,
+        PlaysForeignTasks,
+        "reset with a task .* raised no error; .*ConfigError: .* task.environment is not",
+    ),
+    (
+        contract.foreign_tasks_and_splits_are_refused,
+        HasEverySplit,
+        "tasks of an unknown split .*: raise one for a split that is none of properties.splits",
+    ),
+    (
+        contract.foreign_tasks_and_splits_are_refused,
+        LooksUpAnySplit,
+        r"raised KeyError\('no such split'\) in .*; expected a ragen_apo.errors.ConfigError",
+    ),
     (contract.equal_environments_write_equal_texts, CountsItsEpisodes, "differs"),
     (contract.seeds_matter_where_it_is_declared, ShowsItsSeed, "`deterministic` is declared"),
     (contract.seeds_matter_where_it_is_declared, SaysThatThereIsChance, "changes nothing"),
@@ -333,6 +364,52 @@ def test_a_broken_promise_is_found(
 ) -> None:
     with pytest.raises(ContractError, match=message):
         promise(make)
+
+
+class ShowsItsSeedWithoutPolicies(ShowsItsSeed):
+    def scripted_policies(self) -> Mapping[str, Any]:
+        return {}
+
+
+class BeginsAtRandomWithoutPolicies(Wrapped):
+    """Also under equal seeds."""
+
+    def scripted_policies(self) -> Mapping[str, Any]:
+        return {}
+
+    def reset(self, task: Task, *, seed: int) -> tuple[str, dict[str, Any]]:
+        first, info = self.lake.reset(task, seed=seed)
+        return f"{first}\n{next(_CALLS)}", info
+
+
+def test_without_scripted_policies_the_seed_is_tried_with_a_text_that_is_no_action() -> None:
+    seeds_matter = contract.seeds_matter_where_it_is_declared
+
+    class Declares(ShowsItsSeedWithoutPolicies):
+        @property
+        def properties(self) -> Any:
+            return dataclasses.replace(self.lake.properties, deterministic=False)
+
+    class MayHaveChance(Declares):
+        """Its first observation has none; whether its actions have cannot be told."""
+
+        def reset(self, task: Task, *, seed: int) -> tuple[str, dict[str, Any]]:
+            return self.lake.reset(task, seed=seed)
+
+    seeds_matter(Declares)
+    seeds_matter(MayHaveChance)
+    with pytest.raises(ContractError, match="`deterministic` is declared"):
+        seeds_matter(ShowsItsSeedWithoutPolicies)
+
+
+def test_without_scripted_policies_an_opening_at_random_breaks_three_promises() -> None:
+    found = check_environment(BeginsAtRandomWithoutPolicies)
+    for promise in (
+        "equal environments write equal texts",
+        "seeds matter where it is declared",
+        "a reset leaves nothing behind",
+    ):
+        assert found[promise], promise
 
 
 def test_held_out_tasks_may_have_another_name() -> None:
@@ -557,6 +634,68 @@ def test_the_table_has_means_over_tasks_of_every_kind_where_one_comes_after_anot
     played.clear()
     policy_table(environment, num_tasks=100)
     assert played[:8] == list(tasks)
+
+
+class Drawing:
+    """Notes the seed with which it draws."""
+
+    seeds: set[int]
+
+    def begin(self, task: Task, *, seed: int) -> None:
+        self.seeds.add(seed)
+
+    def act(self, observation: str) -> Any:
+        return Reply(thought="", action="Up")
+
+
+def test_a_policy_draws_otherwise_in_each_task_and_alike_in_each_check() -> None:
+    class Draws(Wrapped):
+        def scripted_policies(self) -> Mapping[str, Any]:
+            return {"drawing": Drawing}
+
+    found = []
+    for _ in range(2):
+        Drawing.seeds = set()
+        played = list(contract.episodes(Draws))
+        assert len(Drawing.seeds) == len(played) == 5 + 4
+        found.append(Drawing.seeds)
+    assert found[0] == found[1]
+
+
+class SaysText(Drawing):
+    def begin(self, task: Task, *, seed: int) -> None: ...
+
+    def act(self, observation: str) -> Any:
+        return "Up"
+
+
+class BeginsWithoutSeed(Drawing):
+    def begin(self, task: Task) -> None: ...  # pyright: ignore[reportIncompatibleMethodOverride]
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        (SaysText, "the scripted policy SaysText: act returned 'Up'; expected a Reply, such as"),
+        (BeginsWithoutSeed, r"BeginsWithoutSeed: begin .*'seed'.*; expected def begin\(self, task"),
+        (Drawing(), "'mine' is an object of Drawing; expected what makes one .*the class itself"),
+    ],
+    ids=["reply", "seed", "object"],
+)
+@pytest.mark.parametrize("is_mixed", [False, True])
+def test_a_policy_that_does_not_fit_is_named(policy: Any, message: str, is_mixed: bool) -> None:
+    def mixed() -> MixedPolicy:
+        return MixedPolicy(policy, policy, good_share=0.5)
+
+    class Has(Wrapped):
+        def scripted_policies(self) -> Mapping[str, Any]:
+            return {"mine": mixed if is_mixed and callable(policy) else policy}
+
+    found = check_environment(Has)
+    assert re.search(message, str(found["every episode ends"]))
+    assert "ragen_apo" not in str(found.values())
+    with pytest.raises(RagenApoError, match=message):
+        policy_table(Has(), num_tasks=1)
 
 
 def test_the_table_has_means_over_the_tasks() -> None:

@@ -194,7 +194,7 @@ def test_a_call_of_a_function_stands_for_its_arguments_whatever_they_are(
 
 @pytest.mark.parametrize(
     "annotation",
-    [bool, dict, list, list[list[str]], str | None, Literal["a", 1], Literal[True], [int]],
+    [dict, list, list[list[str]], str | None, Literal["a", 1], Literal[True, 1], [int]],
 )
 def test_a_parameter_of_another_type_is_refused_by_name(annotation: Any) -> None:
     def odd(thing: Any) -> None:
@@ -203,6 +203,25 @@ def test_a_parameter_of_another_type_is_refused_by_name(annotation: Any) -> None
     odd.__annotations__["thing"] = annotation
     with pytest.raises(ValueError, match="odd: the parameter 'thing' has the type .*expected str"):
         tool_of(odd)
+
+
+def test_a_truth_value_is_written_as_in_json_and_read_as_in_python_too() -> None:
+    def sort(word: str, upwards: bool, others: list[bool]) -> None:
+        """Sort."""
+
+    tool = tool_of(sort)
+    assert tool.parameters["upwards"] == {"type": "boolean"}
+    arguments = {"word": 'as "True" as True', "upwards": True, "others": [False, True]}
+    action = tool.action_of(arguments)
+    assert action == r'sort("as \"True\" as True", true, [false, true])'
+    assert tool.arguments_of(action) == arguments
+    assert tool.arguments_of(action.replace("true,", "True,")) == arguments
+    for other in ('"true"', "1", "null"):
+        assert tool.arguments_of(f'sort("a", {other}, [])') is None
+    plain = Tool("sort", "Sort.", "sort[{upwards}]", {"upwards": {"type": "boolean"}})
+    assert plain.action_of({"upwards": True}) == "sort[true]"
+    assert plain.arguments_of("sort[true]") == {"upwards": True}
+    assert plain.arguments_of("sort[1]") is None
 
 
 def test_a_function_that_no_call_could_reach_is_refused_with_the_reason() -> None:
@@ -230,7 +249,7 @@ def test_a_function_that_no_call_could_reach_is_refused_with_the_reason() -> Non
         (by_place, "by_place: the parameter 'thing' is positional-only; expected one that"),
         (later, "later is asynchronous or a generator"),
         (piece_by_piece, "piece_by_piece is asynchronous or a generator"),
-        (untyped, "untyped: the parameter 'thing' has no type; expected str, int, float, Literal"),
+        (untyped, "untyped: the parameter 'thing' has no type; expected str, int, float, bool, "),
         (unknown, "unknown: its parameters or their types cannot be read .*'Nowhere' is not def"),
         (partial(search, "red"), "got functools.partial.*; expected functions that `def` has made"),
     ):

@@ -163,6 +163,7 @@ def test_where_no_task_was_solved_there_are_no_others():
         ({"a": [0.0, 0.0], "b": [0.0, 0.0]}, "All returns are equal, so"),
         ({"a": [0.0, 0.0], "b": [0.5, 0.5]}, "All returns of a task are equal, so"),
         ({"a": [0.0, 0.5], "b": [0.0, 0.0]}, "Stage 2 can only learn from what else is rewarded"),
+        ({"a": [0.0, 1.0], "b": [0.0, 0.0]}, "`success` is false where it is forgotten"),
         ({"a": [0.0], "b": [0.5]}, "One sample of a task cannot tell"),
     ],
 )

@@ -19,6 +19,7 @@ from ragen_apo.agent.responses import parse_response, render_response
 from ragen_apo.config.named_code import in_one_sentence
 from ragen_apo.environments.answers import state_key_of
 from ragen_apo.environments.base import Reply, ScriptedPolicy, TextEnvironment
+from ragen_apo.environments.policy_calls import begin_policy, reply_of
 from ragen_apo.policy.engine import Response
 from ragen_apo.types import StopReason, Trajectory, Turn, TurnFlag
 
@@ -36,7 +37,7 @@ class _Playing:
     def begin(self, episode: Episode) -> None:
         """The episode from its start."""
         with _in_its_name(episode.environment):
-            self.policy.begin(episode.request.task, seed=episode.request.seed)
+            begin_policy(self.policy, episode.request.task, seed=episode.request.seed)
         self.episode, self.outcome = episode, None
 
 
@@ -152,7 +153,7 @@ def _reply(playing: _Playing, context: ContextManager | None) -> tuple[Reply, st
         episode.prompt = context.prompt(episode.turns, episode.observation)
     episode.state_key = state_key_of(episode.environment)
     with _in_its_name(episode.environment):
-        reply = playing.policy.act(episode.observation)
+        reply = reply_of(playing.policy, episode.observation)
         thought, action = reply.thought, reply.action
     text = write(thought=thought, action=action)
     tokens = tuple(context.encode_response(text)) if context else ()

@@ -77,6 +77,13 @@ class Role:
         return "function or class" if ast.FunctionDef in self.kinds else "class"
 
     @property
+    def statement(self) -> str:
+        """How one begins, with the place of its name."""
+        return (
+            "def {name}(**options): ..." if ast.FunctionDef in self.kinds else "class {name}: ..."
+        )
+
+    @property
     def page(self) -> str:
         """Where the documentation has a complete one."""
         return f"docs/adding_an_{self.noun}.md"
@@ -207,10 +214,14 @@ def _refuse_other_code(path: Path, name: str, reference: str, role: Role) -> Non
     if name not in defined:
         close = difflib.get_close_matches(name, defined, n=1)
         instead = f"did you mean {close[0]!r}?" if close else f"it defines {', '.join(defined)}"
-        raise ConfigError(
-            f"{role.key}: {path} defines no {role.is_a} {name!r}; "
-            f"{instead if defined else 'it defines none'}"
-        )
+        if name in _assigned_names(tree):
+            instead = (
+                f"it assigns {name}, and has to define it, so that its source can be read: "
+                f"{role.statement.format(name=name)}"
+            )
+        elif not defined:
+            instead = "it defines none"
+        raise ConfigError(f"{role.key}: {path} defines no {role.is_a} {name!r}; {instead}")
     is_ours = path.resolve().is_relative_to(OURS)
     if is_ours or ragen_apo.__name__ not in _imported_names(tree):
         raise ConfigError(
@@ -224,11 +235,23 @@ def _refuse_other_code(path: Path, name: str, reference: str, role: Role) -> Non
         )
 
 
+def _assigned_names(tree: ast.Module) -> set[str]:
+    """The names to which a file assigns something, outside of functions and classes."""
+    targets = [
+        target
+        for node in tree.body
+        if isinstance(node, ast.Assign | ast.AnnAssign)
+        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+    ]
+    return {target.id for target in targets if isinstance(target, ast.Name)}
+
+
 def _imported_file(path: Path, role: Role) -> ModuleType:
     digest = hashlib.sha256(str(path).encode("utf-8", "surrogateescape")).hexdigest()
     name = f"{path.stem}_{digest[:12]}"
     if name in sys.modules:
         return sys.modules[name]
+    _refuse_hidden_neighbours(path, role)
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None, "the path ends in .py"
     module = importlib.util.module_from_spec(spec)
@@ -246,12 +269,28 @@ def _imported_file(path: Path, role: Role) -> ModuleType:
     return module
 
 
+def _beside(path: Path, name: str) -> list[Path]:
+    """The files beside this one that are a module of the name."""
+    beside = (path.parent / f"{name}.py", path.parent / name / "__init__.py")
+    return [file for file in beside if file.exists()]
+
+
+def _refuse_hidden_neighbours(path: Path, role: Role) -> None:
+    """Python's own modules are found first, so a neighbour with such a name is never imported."""
+    imported = _imported_names(ast.parse(path.read_bytes())) - {path.stem}
+    for name in sorted(imported & sys.stdlib_module_names):
+        if there := _beside(path, name):
+            raise ConfigError(
+                f"{role.key}: {path} imports {name!r}, and the file {there[0]} beside it is hidden "
+                f"by Python's own module {name}; give that file another name"
+            )
+
+
 def _refuse_neighbours_of_others(path: Path, role: Role) -> None:
     """Python keeps one module of a name: two folders with a `words.py` cannot both have theirs."""
     for name in _imported_names(ast.parse(path.read_bytes())):
-        beside = (path.parent / f"{name}.py", path.parent / name / "__init__.py")
         found = getattr(sys.modules.get(name), "__file__", None)
-        there = [file for file in beside if file.exists()]
+        there = _beside(path, name)
         if found is None or not there or any(file.samefile(found) for file in there):
             continue
         if any(map(Path(found).is_relative_to, _FOLDERS)):

@@ -7,10 +7,12 @@ immutable and shared between instances. No torch here.
 
 import contextlib
 import difflib
+import math
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
+from numbers import Integral, Real
 from typing import Any, Protocol, TypeVar, cast
 
 from pydantic import BaseModel, ValidationError
@@ -18,7 +20,7 @@ from pydantic import BaseModel, ValidationError
 from ragen_apo.config.messages import describe_problems
 from ragen_apo.config.named_code import ENVIRONMENT, FOREIGN_FAILURES, referenced_code
 from ragen_apo.config.references import is_reference
-from ragen_apo.environments.foreign import call_factory, plugin_factory
+from ragen_apo.environments.foreign import call_factory, plugin_factory, refuse_other_parameters
 from ragen_apo.environments.tools import Tool
 from ragen_apo.errors import ConfigError, EnvironmentFaultError
 from ragen_apo.printable import raised_in_words, shortened
@@ -57,7 +59,7 @@ class FailureWords:
 
 @dataclass(frozen=True)
 class EnvironmentProperties:
-    """The declared properties of an environment."""
+    """The declared properties of an environment. Raises ConfigError for bounds that cannot be."""
 
     name: str
     version: str
@@ -82,6 +84,28 @@ class EnvironmentProperties:
     """Words for reports, where the neutral ones do not fit."""
     tools: tuple[Tool, ...] = ()
     """The actions as functions that a model may call (`agent.response_format: tool_call`)."""
+
+    def __post_init__(self) -> None:
+        if not _is_range(self.return_range):
+            raise ConfigError(
+                f"properties of {self.name!r}: return_range is {self.return_range!r:.80}; expected "
+                "two finite numbers, the lowest return of an episode and the highest"
+            )
+        limit = self.max_turns
+        if limit is not None and not (isinstance(limit, Integral) and limit >= 1):
+            raise ConfigError(
+                f"properties of {self.name!r}: max_turns is {limit!r:.80}; expected a whole number "
+                "from 1, or None if it is not known"
+            )
+
+
+def _is_range(bounds: object) -> bool:
+    """Whether these are two finite numbers in order."""
+    if not isinstance(bounds, (tuple, list)) or len(bounds) != 2:
+        return False
+    return all(isinstance(each, Real) and math.isfinite(each) for each in bounds) and (
+        bounds[0] <= bounds[1]
+    )
 
 
 @dataclass(frozen=True)
@@ -187,7 +211,7 @@ def tasks_of(environment: HasTasks, split: str) -> Sequence[Task]:
 
 
 def policies_of(environment: HasTasks) -> Mapping[str, Callable[[], ScriptedPolicy]]:
-    """Its scripted policies by name; raises EnvironmentFaultError for what is no dictionary."""
+    """Its scripted policies by name; raises EnvironmentFaultError for what makes none."""
     policies = environment.scripted_policies()
     if not isinstance(policies, Mapping):
         raise EnvironmentFaultError(
@@ -195,6 +219,14 @@ def policies_of(environment: HasTasks) -> Mapping[str, Callable[[], ScriptedPoli
             f"{shortened(repr(policies), 80)}; expected a dictionary of names and of what makes a "
             "policy, empty where there are none"
         )
+    for name, make_policy in policies.items():
+        if not callable(make_policy):
+            kind = type(make_policy).__name__
+            raise EnvironmentFaultError(
+                f"the environment {environment.properties.name!r}: the scripted policy {name!r} is "
+                f"an object of {kind}; expected what makes one for each episode, such as the class "
+                "itself, without calling it"
+            )
     return policies
 
 
@@ -274,6 +306,7 @@ def make_environment(
             f"the environment {name!r}: properties is {shortened(repr(made.properties), 80)}; "
             "expected an attribute that is an EnvironmentProperties"
         )
+    refuse_other_parameters(name, made)
     return made
 
 

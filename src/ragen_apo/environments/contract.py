@@ -37,9 +37,12 @@ from ragen_apo.environments.base import (
     close_environment,
     policies_of,
 )
-from ragen_apo.environments.tools import Tool
+from ragen_apo.environments.policy_calls import begin_policy, reply_of
+from ragen_apo.environments.tools import Tool, called, calls_of
 from ragen_apo.errors import ConfigError, EnvironmentFaultError, RagenApoError
+from ragen_apo.plural import counted
 from ragen_apo.printable import raised_in_words, shortened
+from ragen_apo.seeding import derive_seed
 from ragen_apo.types import Task, make_task
 
 Factory = Callable[[], TextEnvironment]
@@ -57,6 +60,7 @@ MAX_TURNS = 200
 """Cuts off episodes that their environment does not end, except in `every_episode_ends`."""
 MAX_PROBLEM_CHARACTERS = 4_000
 CAN_BE_MADE = "the environment can be made"
+EPISODES_END = "every episode ends"
 NO_ACTION = "\x00"
 LONG_TEXTS = ("9" * 10_000, "word " * 10_000)
 ODD_TEXTS = ("", " ", NO_ACTION, "\ud800", "\u202e[a]", "a\nb", "{}", *LONG_TEXTS)
@@ -118,12 +122,15 @@ def play(
     seed: int = 7,
     max_turns: int = MAX_TURNS,
 ) -> Episode:
-    """One episode of a scripted policy, cut off after `max_turns`."""
-    policy.begin(task, seed=seed)
+    """One episode of a scripted policy, cut off after `max_turns`.
+
+    Its draws are a function of seed and task, so that in several tasks it acts in several ways.
+    """
+    begin_policy(policy, task, seed=derive_seed(seed, "policy", task.task_id))
     first = _first_observation(environment, task, seed=seed)
     observation, ended, steps = first, False, []
     while not ended and len(steps) < max_turns:
-        reply = policy.act(observation)
+        reply = reply_of(policy, observation)
         step = Step(reply, *_answer(environment, reply.action), environment.state_key())
         steps.append(step)
         observation, ended = step.observation, step.terminated or step.truncated
@@ -157,10 +164,24 @@ def _both_ends(text: str) -> str:
     return text if len(text) <= 120 else f"{text[:60]} ... {text[-40:]}"
 
 
+class _SaysNothing:
+    """Writes text that is no action in any environment, like an untrained model."""
+
+    def begin(self, task: Task, *, seed: int) -> None: ...
+
+    def act(self, observation: str) -> Reply:
+        return Reply(thought="", action=f"{NO_ACTION} no action at all")
+
+
+def _policies_to_play(environment: TextEnvironment) -> Mapping[str, Callable[[], ScriptedPolicy]]:
+    """The scripted policies; of an environment without any, one that says the same text always."""
+    return policies_of(environment) or {"any text": _SaysNothing}
+
+
 def episodes(make: Factory) -> Iterator[tuple[str, Episode]]:
-    """Each scripted policy, by name, in a few tasks of each split."""
+    """Each scripted policy, by name, in a few tasks of each split; without any, one text."""
     environment = make()
-    policies = sorted(policies_of(environment).items())
+    policies = sorted(_policies_to_play(environment).items())
     for split in environment.properties.splits:
         for task in environment.tasks(split)[:NUM_TASKS]:
             for name, make_policy in policies:
@@ -197,6 +218,12 @@ def tasks_are_named_by_their_content(make: Factory) -> None:
         if len(set(ids)) < len(ids):
             raise ContractError(f"a task is in the split {split!r} twice")
         for task in tasks:
+            if task.environment != name:
+                raise ContractError(
+                    f"task {task.task_id} is of the environment {task.environment!r}, and "
+                    f"properties.name is {name!r}; expected the same name in make_task(environment="
+                    "...) and EnvironmentProperties(name=...)"
+                )
             made = make_task(
                 environment=name,
                 instruction=task.instruction,
@@ -239,15 +266,28 @@ def foreign_tasks_and_splits_are_refused(make: Factory) -> None:
     foreign = make_task(
         environment="elsewhere", instruction="", split="train", category="", payload={}
     )
-    for what, ask in (
-        ("reset with a task of another environment", lambda: environment.reset(foreign, seed=0)),
-        ("tasks of an unknown split", lambda: environment.tasks("no such split")),
+    for what, ask, remedy in (
+        (
+            "reset with a task of another environment",
+            lambda: environment.reset(foreign, seed=0),
+            "where task.environment is not properties.name",
+        ),
+        (
+            "tasks of an unknown split",
+            lambda: environment.tasks("no such split"),
+            "for a split that is none of properties.splits",
+        ),
     ):
+        raised = "no error"
         try:
             ask()
         except ConfigError:
             continue
-        raise ContractError(f"{what} raised no ConfigError")
+        except FOREIGN_FAILURES as error:
+            raised = raised_in_words(error)
+        raise ContractError(
+            f"{what} raised {raised}; expected a ragen_apo.errors.ConfigError: raise one {remedy}"
+        )
 
 
 def equal_environments_write_equal_texts(make: Factory) -> None:
@@ -279,10 +319,11 @@ def _require_equal_answers_to_calls(one: TextEnvironment, other: TextEnvironment
 def seeds_matter_where_it_is_declared(make: Factory) -> None:
     """With the same actions the seed changes nothing in an environment that is deterministic.
 
-    In one that is not, it changes something in some task.
+    In one that is not, it changes something in some task. Where no scripted policy acts, this
+    cannot be told: chance may come with actions.
     """
     environment = make()
-    policies = policies_of(environment).values()
+    policies = _policies_to_play(environment).values()
     differ = False
     for task, make_policy in itertools.product(_tasks(environment, 30), policies):
         actions = [step.reply.action for step in play(environment, task, make_policy()).steps]
@@ -292,7 +333,7 @@ def seeds_matter_where_it_is_declared(make: Factory) -> None:
         differ |= one != other
     if differ and environment.properties.deterministic:
         raise ContractError("`deterministic` is declared, and the seed of `reset` matters")
-    if not differ and not environment.properties.deterministic:
+    if not differ and policies_of(environment) and not environment.properties.deterministic:
         raise ContractError("the seed of `reset` changes nothing; declare `deterministic`")
 
 
@@ -325,6 +366,8 @@ def any_text_is_answered(make: Factory) -> None:
                     break
         except ContractError:
             raise
+        except EnvironmentFaultError as error:
+            raise ContractError(f"the text {_both_ends(text)!r}: {error}") from error
         except FOREIGN_FAILURES as error:
             raised = raised_in_words(error)
             raise ContractError(
@@ -346,7 +389,8 @@ def _odd_value(schema: Mapping[str, Any], odd: tuple[str, int]) -> Any:
     text, number = odd
     if schema["type"] == "array":
         return [_odd_value(schema["items"], odd)] if text else []
-    values = schema.get("enum", (text if schema["type"] == "string" else number,))
+    of_type = {"string": (text,), "boolean": (False, True)}.get(schema["type"], (number,))
+    values = schema.get("enum", of_type)
     return values[number % len(values)]
 
 
@@ -359,15 +403,6 @@ def a_text_that_is_no_action_is_marked_and_ends_nothing(make: Factory) -> None:
         raise ContractError(f"invalid_action is not set for a text that is no action: {info}")
     if terminated:
         raise ContractError("a text that is no action ended the episode")
-
-
-class _SaysNothing:
-    """Writes text that is no action in any environment, like an untrained model."""
-
-    def begin(self, task: Task, *, seed: int) -> None: ...
-
-    def act(self, observation: str) -> Reply:
-        return Reply(thought="", action=f"{NO_ACTION} no action at all")
 
 
 def every_episode_ends(make: Factory) -> None:
@@ -398,7 +433,7 @@ def answers_can_be_written_down(make: Factory) -> None:
 def returns_lie_in_the_declared_range(make: Factory) -> None:
     """Wherever an episode is cut off; episodes say `success` where they end."""
     low, high = make().properties.return_range
-    for name, episode in itertools.chain(episodes(make), _unscripted(make)):
+    for name, episode in episodes(make):
         total = 0.0
         for step in episode.steps:
             total += step.reward
@@ -413,13 +448,6 @@ def returns_lie_in_the_declared_range(make: Factory) -> None:
             raise ContractError(f"the last info has no `success`: {last.info}")
 
 
-def _unscripted(make: Factory) -> Iterator[tuple[str, Episode]]:
-    """Of an environment without scripted policies, an episode of one text."""
-    environment = make()
-    if not policies_of(environment):
-        yield "any text", play(environment, _first_task(environment), _SaysNothing())
-
-
 def a_reset_leaves_nothing_behind(make: Factory) -> None:
     """An episode after another one, broken off or gone on with, is as in a new environment."""
     environment = make()
@@ -430,7 +458,7 @@ def a_reset_leaves_nothing_behind(make: Factory) -> None:
         return first, environment.state_key(), _answer(environment, NO_ACTION)
 
     fresh = opening()
-    for make_policy in policies_of(environment).values():
+    for make_policy in _policies_to_play(environment).values():
         play(environment, task, make_policy())
         environment.step(NO_ACTION)  # after the end, too
         if opening() != fresh:
@@ -478,11 +506,13 @@ def scripted_policies_are_there_and_read_anything(make: Factory) -> None:
     task = _first_task(environment)
     for name, make_policy in policies.items():
         policy = make_policy()
-        policy.begin(task, seed=0)
+        begin_policy(policy, task, seed=0)
         first = _first_observation(environment, task, seed=0)
         for observation in (first, "", "The episode is over.", "#"):
             try:
-                action = policy.act(observation).action
+                action = reply_of(policy, observation).action
+            except EnvironmentFaultError:
+                raise
             except FOREIGN_FAILURES as error:
                 raised, read = raised_in_words(error), shortened(repr(observation), 200)
                 raise ContractError(f"{name!r} raised {raised} at {read}") from error
@@ -494,7 +524,7 @@ def properties_do_not_change(make: Factory) -> None:
     """The declared properties never change, and there are rules."""
     environment = make()
     before = environment.properties
-    for make_policy in policies_of(environment).values():
+    for make_policy in _policies_to_play(environment).values():
         play(environment, _first_task(environment), make_policy())
     if environment.properties != before:
         raise ContractError(f"properties changed: {before} to {environment.properties}")
@@ -544,7 +574,7 @@ def _problem_against(promise: Promise, make: Factory) -> str | None:
     try:
         with _closing(make) as make_one:
             promise(make_one)
-    except ContractError as error:
+    except (ContractError, EnvironmentFaultError) as error:
         return shortened(str(error), MAX_PROBLEM_CHARACTERS)
     except FOREIGN_FAILURES as error:
         return f"raised {raised_in_words(error)}"
@@ -588,7 +618,7 @@ def episodes_in_threads_are_as_one_by_one(make: Factory, *, num_workers: int = 1
     None of `PROMISES`: with one worker, an environment may belong to one thread.
     """
     environment = make()
-    policies = sorted(policies_of(environment).items())
+    policies = sorted(_policies_to_play(environment).items())
     jobs = [(*policy, task) for policy in policies for task in _tasks(environment, NUM_TASKS)]
     alone = [play(environment, task, make_policy()) for _, make_policy, task in jobs]
 
@@ -616,6 +646,48 @@ def episodes_in_threads_are_as_one_by_one(make: Factory, *, num_workers: int = 1
     for (name, _, task), one, other in zip(jobs, alone, together, strict=True):
         if one != other:
             raise ContractError(f"{name!r} in task {task.task_id} differs beside other threads")
+
+
+def notes_on(make: Factory) -> list[str]:
+    """What breaks no promise and is hardly meant, in a sentence each."""
+    with _closing(make) as make_one:
+        forgotten = _success_that_is_never_said(make_one)
+        return [*([forgotten] if forgotten else []), *_tools_that_refuse_all(make_one)]
+
+
+def _success_that_is_never_said(make: Factory) -> str | None:
+    low, high = make().properties.return_range
+    played = [episode for _, episode in episodes(make)]
+    num_best = sum(
+        each.steps[-1].terminated and each.episode_return >= high - ROUNDING for each in played
+    )
+    if low == high or not num_best or any(each.success for each in played):
+        return None
+    return (
+        f"{num_best} of {counted(len(played), 'episode')} ended with the highest return of "
+        f"return_range, {high:g}, and none was a success: every rate of success in training and "
+        "evaluations would be 0. Say it where an episode ends well: Answer(..., success=True), or "
+        'info["success"]'
+    )
+
+
+def _tools_that_refuse_all(make: Factory) -> Iterator[str]:
+    """Those that carried out none of the odd calls, nor one of a scripted policy."""
+    environment = make()
+    task, tools = _first_task(environment), called(environment.properties.tools)
+    steps = [step for _, episode in episodes(make) for step in episode.steps]
+    done = [step.reply.action for step in steps if not step.info.get("invalid_action")]
+    used = {tool.name for action in dict.fromkeys(done) for tool, _ in calls_of(tools, action)}
+    for tool in (tool for tool in tools if tool.name not in used):
+        calls = [*_odd_calls([tool])]
+        answers = [(environment.reset(task, seed=0), _answer(environment, call)) for call in calls]
+        if answers and all(answer[-1].get("invalid_action") for _, answer in answers):
+            yield (
+                f"The tool {tool.name} refused all of {counted(len(calls), 'call')}, whose "
+                "arguments are odd, and no scripted policy called it with success. If it should "
+                f"have taken {_both_ends(calls[-1])}, it has a fault: "
+                f"{shortened(answers[-1][1][0], 300)}"
+            )
 
 
 class PolicyResult(NamedTuple):

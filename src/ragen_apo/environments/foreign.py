@@ -17,6 +17,14 @@ from ragen_apo.errors import ConfigError, EnvironmentFaultError
 
 MEMBERS = ("properties", "tasks", "reset", "step", "state_key", "scripted_policies")
 """Those of `TextEnvironment`."""
+_CALLS: Mapping[str, tuple[str, tuple[Any, ...], Mapping[str, Any]]] = {
+    "tasks": ("tasks(split)", ("train",), {}),
+    "reset": ("reset(task, seed=seed)", (None,), {"seed": 0}),
+    "step": ("step(action)", ("",), {}),
+    "state_key": ("state_key()", (), {}),
+    "scripted_policies": ("scripted_policies()", (), {}),
+}
+"""How each method is called, in words and with arguments."""
 _HAS_TO_BE = "expected a function or class that takes the options and makes an environment"
 
 
@@ -43,6 +51,20 @@ def call_factory(name: str, factory: object, options: Mapping[str, Any]) -> obje
             f"{', no '.join(missing)}; {_HAS_TO_BE} (docs/adding_an_environment.md)"
         )
     return made
+
+
+def refuse_other_parameters(name: str, made: object) -> None:
+    """Raises EnvironmentFaultError for methods that do not take what they are given."""
+    for method, (call, arguments, keywords) in _CALLS.items():
+        try:
+            inspect.signature(getattr(made, method)).bind(*arguments, **keywords)
+        except ValueError:  # one written in C may have no signature
+            continue
+        except TypeError as error:
+            raise EnvironmentFaultError(
+                f"the environment {name!r}: {type(made).__name__}.{method} cannot be called as "
+                f"{call} ({error}); give it these parameters"
+            ) from error
 
 
 def _refuse_options(name: str, factory: Callable[..., object], options: Mapping[str, Any]) -> None:

@@ -28,6 +28,7 @@ from ragen_apo.environments.base import (
     policies_of,
     validate_options,
 )
+from ragen_apo.environments.policy_calls import begin_policy, reply_of
 from ragen_apo.errors import ConfigError
 from ragen_apo.shares import interleaved
 from ragen_apo.types import Task, make_task
@@ -141,10 +142,10 @@ class PartPolicy:
     def begin(self, task: Task, *, seed: int) -> None:
         label = part_of(task)
         self._policy = self._policies[label]
-        self._policy.begin(_unwrapped(task, self._environments[label]), seed=seed)
+        begin_policy(self._policy, _unwrapped(task, self._environments[label]), seed=seed)
 
     def act(self, observation: str) -> Reply:
-        return self._policy.act(observation)
+        return reply_of(self._policy, observation)
 
 
 def part_of(task: Task) -> str:

@@ -24,11 +24,17 @@ from ragen_apo.printable import exception_in_words
 
 Arguments = Mapping[str, Any]
 
-_TYPES: Mapping[object, str] = {str: "string", int: "integer", float: "number"}
+_TYPES: Mapping[object, str] = {
+    str: "string",
+    int: "integer",
+    float: "number",
+    bool: "boolean",
+}
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _SLOT = re.compile(r"\{(\w+)\}")
 _INTEGER = re.compile(r"-?[0-9]{1,18}", re.ASCII)
+_TEXT_OR_TRUTH = re.compile(r'"(?:[^"\\]|\\.)*"|\b(?:True|False)\b')
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -43,7 +49,8 @@ class Tool:
     """The action text of a call, with each parameter once in braces: `click[{target}]`."""
     parameters: Mapping[str, Mapping[str, Any]]
     """The JSON schema of each parameter; all are required. Its `type` is `string`,
-    `integer` or `number`, perhaps with an `enum`, or `array` with the schema of its `items`."""
+    `integer`, `number` or `boolean`, perhaps with an `enum`, or `array` with the
+    schema of its `items`."""
     separator: str = ", "
     """Stands between the items of an array in the action text."""
     is_joinable: bool = False
@@ -69,7 +76,7 @@ class Tool:
             if kind not in _TYPES.values():
                 raise ValueError(
                     f"tool {self.name!r}: the type of {name!r} is {kind!r}; expected string, "
-                    "integer or number, or array of these"
+                    "integer, number or boolean, or array of these"
                 )
         if self.is_message and [each["type"] for each in self.parameters.values()] != ["string"]:
             raise ValueError(f"tool {self.name!r}: a message has one parameter of the type string")
@@ -110,11 +117,15 @@ class Tool:
         return arguments if self.action_of(arguments) == action else None
 
     def _text(self, value: Any) -> str:
-        return self.separator.join(map(str, value)) if isinstance(value, list) else str(value)
+        if isinstance(value, list):
+            return self.separator.join(map(self._text, value))
+        return json.dumps(value) if isinstance(value, bool) else str(value)
 
     def _value(self, text: str, schema: Mapping[str, Any]) -> Any:
         if _is_list(schema):
             return [self._value(part, schema["items"]) for part in text.split(self.separator)]
+        if schema["type"] == "boolean":
+            return {"true": True, "false": False}.get(text, text)
         if schema["type"] != "string" and _INTEGER.fullmatch(text):
             return int(text)
         if schema["type"] == "number":
@@ -124,7 +135,10 @@ class Tool:
 
 
 class FunctionTool(Tool):
-    """A Python function. A call is written as in Python: `search("red mug", 3)`."""
+    """A Python function. A call is written as in Python: `search("red mug", 3)`.
+
+    Truth values are `true` and `false`, and may also be written as Python's.
+    """
 
     def action_of(self, arguments: Arguments) -> str | None:
         if super().action_of(arguments) is None:
@@ -136,7 +150,7 @@ class FunctionTool(Tool):
         if not (action.startswith(f"{self.name}(") and action.endswith(")")):
             return None
         try:
-            values = parse_json(f"[{action[len(self.name) + 1 : -1]}]")
+            values = parse_json(f"[{_as_json(action[len(self.name) + 1 : -1])}]")
         except ValueError:
             return None
         if not isinstance(values, list) or len(values) != len(self.parameters):
@@ -145,13 +159,20 @@ class FunctionTool(Tool):
         return None if super().action_of(arguments) is None else arguments
 
 
+def _as_json(arguments: str) -> str:
+    """With `true` and `false` for Python's truth values, but for those inside of texts."""
+    truths = {"True": "true", "False": "false"}
+    return _TEXT_OR_TRUTH.sub(lambda found: truths.get(found[0], found[0]), arguments)
+
+
 def tool_of(function: Callable[..., Any]) -> FunctionTool:
     """The tool that a Python function is.
 
     Its description is the first paragraph of the docstring. Parameters are of the types `str`,
-    `int`, `float`, `Literal` of one of these, or `list` of these; `Annotated[int, "a year"]` or the
-    section `Args:` of the docstring describes one. All are required, also where the function has a
-    default. Raises ValueError, with the reason, for a function that the model could not call.
+    `int`, `float`, `bool`, `Literal` of one of these, or `list` of these; `Annotated[int,
+    "a year"]` or the section `Args:` of the docstring describes one. All are required, also where
+    the function has a default. Raises ValueError, with the reason, for a function that the
+    model could not call.
     """
     name = getattr(function, "__name__", None)
     if name is None:
@@ -198,7 +219,7 @@ def _parameters_of(
     return parameters
 
 
-_EXPECTED_TYPE = "str, int, float, Literal of one of these, or list of these"
+_EXPECTED_TYPE = "str, int, float, bool, Literal of one of these, or list of these"
 _RETURNS_NO_RESULT = (
     inspect.iscoroutinefunction,
     inspect.isasyncgenfunction,
@@ -292,6 +313,8 @@ def _fits(value: Any, schema: Mapping[str, Any]) -> bool:
         return isinstance(value, list) and all(_fits(item, schema["items"]) for item in value)
     if schema["type"] == "string":
         fits = isinstance(value, str) and not _SURROGATE.search(value)
+    elif schema["type"] == "boolean":
+        fits = isinstance(value, bool)
     else:
         numbers = (int, float) if schema["type"] == "number" else int
         fits = isinstance(value, numbers) and not isinstance(value, bool) and abs(value) < math.inf

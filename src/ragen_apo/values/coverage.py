@@ -262,7 +262,10 @@ def _finding(counts: Sequence[tuple[int, int]], returns: Sequence[Sequence[float
     if len({each for of_task in returns for each in of_task}) == 1:
         return f"{finding} All returns are equal, so Stage 2 cannot learn."
     if any(len(set(of_task)) > 1 for of_task in returns):
-        return f"{finding} Stage 2 can only learn from what else is rewarded."
+        return (
+            f"{finding} Stage 2 can only learn from what else is rewarded. If some of them ended "
+            "well, the environment does not say so: `success` is false where it is forgotten."
+        )
     if any(len(of_task) > 1 for of_task in returns):
         return f"{finding} All returns of a task are equal, so Stage 2 cannot learn."
     return f"{finding} One sample of a task cannot tell whether its returns differ at all."

@@ -319,13 +319,26 @@ def test_functions_that_cannot_be_tools_are_refused() -> None:
         ([silent], "silent has no docstring; expected one"),
         (
             [half],
-            "half: the parameter 'number' has the type complex; expected str, int, float, Literal",
+            "half: the parameter 'number' has the type complex; expected str, int, float, bool, ",
         ),
         ([lambda: 1], "<lambda> has no docstring"),
         ([partial(multiply, 2)], "got functools.partial("),
     ):
         with pytest.raises(ConfigError, match=f"functions: {re.escape(words)}"):
             products(*functions)
+
+
+def test_an_object_and_a_function_alone_are_refused_with_what_to_write() -> None:
+    class Desk:
+        def look(self) -> str:
+            """What lies there."""
+            return "a pen"
+
+    with pytest.raises(ConfigError, match="got an object of Desk; .* such as Desk itself, without"):
+        products(Desk())  # pyright: ignore[reportArgumentType]
+    for given, name in ((multiply, "multiply"), (Desk, "Desk")):
+        with pytest.raises(ConfigError, match=rf"got {name}; expected a list, such as \[{name}\]"):
+            questions_with_tools(given)  # pyright: ignore[reportArgumentType]
 
 
 class Desk:
@@ -671,7 +684,8 @@ def test_a_check_asks_for_the_reward_after_calls() -> None:
             return float(self.number)
 
     found = check_environment(partial(products, Over))
-    assert "the text 'count()' made step raise" in str(found["any text is answered"])
+    problem = "the text 'count()': Over.get_reward() returned 8.0; expected a number from 0 to 1"
+    assert problem in str(found["any text is answered"])
     assert "Over.get_reward() returned 8.0" in str(found["any text is answered"])
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from ragen_apo.config.named_code import provide
@@ -16,7 +20,7 @@ PROPERTIES = EnvironmentProperties(
     name="held", version="1", reward_version="1", deterministic=True, return_range=(0.0, 1.0),
     splits=("train",), rules="Go.",
 )  # fmt: skip
-TASK = factories.task("go")
+TASK = factories.task("go", environment="held")
 
 
 class Held:
@@ -67,6 +71,87 @@ def test_a_game_is_closed_before_the_next_and_at_the_end_and_once(
         assert Held.held == []
     with pytest.raises(RuntimeError, match="has no episode"):
         environment.step("go")
+
+
+def test_a_task_of_another_environment_is_refused_whatever_the_game_reads(
+    environment: GameEnvironment,
+) -> None:
+    other = factories.task("go", environment="elsewhere")
+    with pytest.raises(
+        ConfigError, match=rf"held .* task {other.task_id}, .*'elsewhere'; .*'held'"
+    ):
+        environment.reset(other, seed=1)
+    assert Held.held == []
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"return_range": (1.0, 0.0)}, r"'held': return_range is \(1.0, 0.0\); expected two"),
+        ({"return_range": (0.0, math.inf)}, "two finite numbers, the lowest"),
+        ({"return_range": (0.0, math.nan)}, "two finite numbers"),
+        ({"return_range": (0.0, 1.0, 2.0)}, "two finite numbers"),
+        ({"return_range": 1.0}, "return_range is 1.0; expected two finite numbers"),
+        ({"max_turns": 0}, "'held': max_turns is 0; expected a whole number from 1"),
+        ({"max_turns": 2.5}, "max_turns is 2.5"),
+    ],
+)
+def test_bounds_that_cannot_be_are_refused_where_they_are_declared(
+    wrong: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        replace(PROPERTIES, **wrong)
+
+
+def test_a_game_of_no_turns_is_refused() -> None:
+    with pytest.raises(ConfigError, match="max_turns is 0; expected a whole number from 1"):
+        GameEnvironment(
+            properties=PROPERTIES, tasks={"train": [TASK]}, start=Held, policies={}, max_turns=0
+        )
+
+
+class AnswersWithText(Held):
+    def play(self, text: str) -> Any:
+        return "gone"
+
+
+class HasNoKey:
+    def __init__(self, task: Task, seed: int) -> None: ...
+
+    def first_observation(self) -> str:
+        return "begin"
+
+    def play(self, text: str) -> Answer:
+        return Answer("gone")
+
+
+class TakesNoSeed(HasNoKey):
+    def __init__(self, task: Task) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("start", "message"),
+    [
+        (AnswersWithText, r"held: AnswersWithText.play returned 'gone'; expected an Answer, such"),
+        (HasNoKey, "held: the game HasNoKey has no key; expected the methods first_observation"),
+        (TakesNoSeed, r"start, TakesNoSeed, cannot be called .*; expected start\(task, seed\)"),
+        (lambda task, seed: None, "the game NoneType has no first_observation, no play, no key"),
+    ],
+    ids=["answer", "key", "seed", "none"],
+)
+@pytest.mark.usefixtures("environment")
+def test_a_game_that_does_not_fit_is_named(start: Any, message: str) -> None:
+    environment = GameEnvironment(
+        properties=PROPERTIES, tasks={"train": [TASK]}, start=start, policies={}, max_turns=3
+    )
+
+    def played() -> None:
+        environment.reset(TASK, seed=1)
+        environment.step("go")
+
+    with pytest.raises(EnvironmentFaultError, match=message):
+        played()
+    environment.close()
 
 
 def test_a_refused_reset_leaves_no_episode_to_go_on_with() -> None:

@@ -226,6 +226,9 @@ def questions_with_tools(
 
     Raises ConfigError for functions that cannot be tools, and what `make_questions` raises.
     """
+    if not isinstance(functions, Sequence):
+        name = getattr(functions, "__name__", repr(functions))
+        raise ConfigError(f"functions: got {name:.80}; expected a list, such as [{name:.80}]")
     classes = tuple(each for each in functions if isinstance(each, type))
     questions = questions_of({"max_turns": max_turns, **options}, keep_columns=bool(classes))
     if max_result_characters < 1:
@@ -293,6 +296,12 @@ def _in_the_rules(tool: Tool) -> list[str]:
 
 def _tools(given: Callable[..., Any] | type) -> Sequence[Tool]:
     """Of a function, or of the methods of a class."""
+    if not callable(given):
+        kind = type(given).__name__
+        raise ConfigError(
+            f"functions: got an object of {kind}; expected functions, or a class, such as {kind} "
+            "itself, without calling it"
+        )
     try:
         if not isinstance(given, type):
             return [_joinable(given)]

@@ -22,6 +22,7 @@ from ragen_apo.environments.toolkit.global_generators import (
 )
 from ragen_apo.environments.toolkit.scripted import RandomActions
 from ragen_apo.errors import ConfigError, EnvironmentFaultError
+from ragen_apo.plural import counted
 from ragen_apo.printable import raised_in_words
 from ragen_apo.types import Task, make_task
 
@@ -66,7 +67,8 @@ def from_gymnasium(  # noqa: PLR0913 (what Gymnasium does not know of an environ
         is_invalid: whether a text was no action, from the reward and the mapping.
         actions: names of the actions 0, 1, 2, ... of an environment whose actions are numbers. A
             text that is none of them costs a turn, and the environment does not see it. Without
-            names the environment gets the text.
+            names the environment gets the text. A `Discrete` action space has to have as many; to
+            leave some out, let `make` wrap it in one with a smaller action space.
         observe: the text of an observation.
         policies: scripted policies by name. Where actions have names, the policies `random` and
             `teacher` that are not given draw them at random.
@@ -75,11 +77,16 @@ def from_gymnasium(  # noqa: PLR0913 (what Gymnasium does not know of an environ
             threads (`rollouts.num_environment_workers`) act one after another. `False` is for one
             that draws from nothing but generators of its own.
 
-    Raises ConfigError where two splits have a seed in common, or two actions a name, and TypeError
-    where a seed is no whole number.
+    Raises ConfigError where `make` cannot be called, two splits have a seed in common, or two
+    actions a name, and TypeError where a seed is no whole number.
     """
+    if not callable(make):
+        raise ConfigError(
+            f"{name}, make: got an object of {type(make).__name__}; expected what makes one, such "
+            "as the class itself, without calling it"
+        )
     _require_distinct(name, splits=splits, actions=actions)
-    foreign = _Foreign(make, observe, own_generators)
+    foreign = _Foreign(make, observe, own_generators, num_actions=len(actions))
     drawn = functools.partial(RandomActions, tuple(actions), 1)
 
     def start(task: Task, _: int) -> _Episode:
@@ -131,13 +138,31 @@ def _require_distinct(
         )
 
 
+def _require_names_for_all(environment: Any, num_names: int) -> None:
+    """Each action of a `Discrete` space has a name, where actions have names."""
+    space = getattr(environment, "action_space", None)
+    is_discrete = any(kind.__name__ == "Discrete" for kind in type(space).__mro__)
+    if num_names and is_discrete and space.n != num_names:  # pyright: ignore[reportOptionalMemberAccess]
+        raise EnvironmentFaultError(
+            f"actions: got {counted(num_names, 'name')}, and the action space of "
+            f"{type(environment).__name__} is {space}; expected one for each action, in their "
+            "order. To leave the last ones out, wrap it in an environment with a smaller action "
+            "space (gymnasium.wrappers.TransformAction)"
+        )
+
+
 class _Foreign:
     """The environment, made when it is first needed; it keeps generators of its own."""
 
     def __init__(
-        self, make: Callable[[], Any], observe: Callable[[Any], str], own_generators: bool
+        self,
+        make: Callable[[], Any],
+        observe: Callable[[Any], str],
+        own_generators: bool,
+        *,
+        num_actions: int,
     ) -> None:
-        self._make, self._observe = make, observe
+        self._make, self._observe, self._num_actions = make, observe, num_actions
         self._drawing = self._with_own_generators if own_generators else contextlib.nullcontext
         self._environment: Any = None
         self._states: tuple[Any, Any] | None = None
@@ -148,7 +173,9 @@ class _Foreign:
         with self._drawing():
             if self._environment is None:
                 seed_generators(0)  # the first episode's seed would make it another one
-                self._environment = self._make()
+                made = self._make()
+                _require_names_for_all(made, self._num_actions)
+                self._environment = made
             seed_generators(seed)
             answer = self._asked("reset(seed=...)", _RESET, lambda it: it.reset(seed=seed))
         return self._observe(answer[0])

@@ -12,10 +12,12 @@ from typing import Any, Protocol
 from pydantic import BaseModel
 
 from ragen_apo.environments.base import EnvironmentProperties, ScriptedPolicy
-from ragen_apo.errors import ConfigError
+from ragen_apo.errors import ConfigError, EnvironmentFaultError
+from ragen_apo.printable import shortened
 from ragen_apo.seeding import derive_seed
 from ragen_apo.types import Task
 
+_METHODS = ("first_observation", "play", "key")
 EPISODE_OVER = "The episode is over."
 
 
@@ -60,11 +62,21 @@ class Game(Protocol):
         ...
 
 
+def _is_of_the_call(error: TypeError) -> bool:
+    """Whether what was called did not take its arguments, and none of its code was run."""
+    return error.__traceback__ is not None and error.__traceback__.tb_next is None
+
+
+def _named(function: Callable[..., Any]) -> str:
+    return getattr(function, "__name__", None) or shortened(repr(function), 80)
+
+
 class GameEnvironment:
     """A `TextEnvironment` that plays one game after another.
 
     `start(task, seed)` sets up the game of a task; it raises KeyError, TypeError or ValueError for
-    a task that is not one of its own. To be picklable, `start` and the policies have to be.
+    a task that does not fit the options. Tasks of another environment are refused before it. To be
+    picklable, `start` and the policies have to be.
     """
 
     def __init__(
@@ -108,14 +120,31 @@ class GameEnvironment:
             raise
 
     def _started(self, task: Task, seed: int) -> Game:
-        try:
-            return self._start(task, seed)
-        except (KeyError, TypeError, ValueError) as error:
+        name = self.properties.name
+        if task.environment != name:
             raise ConfigError(
-                f"{self.properties.name} cannot set up task {task.task_id} of "
-                f"{task.environment!r} ({error}); expected a task of {self.properties.name} with "
-                "the same options"
+                f"{name} cannot set up task {task.task_id}, which is of the environment "
+                f"{task.environment!r}; expected a task of {name!r}, the name in its properties"
+            )
+        try:
+            game = self._start(task, seed)
+        except (KeyError, TypeError, ValueError) as error:
+            if isinstance(error, TypeError) and _is_of_the_call(error):
+                raise EnvironmentFaultError(
+                    f"{name}: start, {_named(self._start)}, cannot be called with a task and a "
+                    f"seed ({error}); expected start(task, seed), such as a class whose __init__ "
+                    "takes self, task and seed"
+                ) from error
+            raise ConfigError(
+                f"{name} cannot set up task {task.task_id} ({error}); expected a task of {name} "
+                "with the same options"
             ) from error
+        if missing := [method for method in _METHODS if not hasattr(game, method)]:
+            raise EnvironmentFaultError(
+                f"{name}: the game {type(game).__name__} has no {', no '.join(missing)}; expected "
+                "the methods first_observation(), play(text) and key()"
+            )
+        return game
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Executes any text; after the end nothing changes and nothing is earned."""
@@ -125,6 +154,12 @@ class GameEnvironment:
             info = {"success": self._success}
             return EPISODE_OVER, 0.0, self._terminated, self._truncated, info
         answer = self._game.play(action)
+        if not isinstance(answer, Answer):
+            raise EnvironmentFaultError(
+                f"{self.properties.name}: {type(self._game).__name__}.play returned "
+                f"{shortened(repr(answer), 80)}; expected an Answer, such as "
+                "Answer(observation, reward=0.0)"
+            )
         self._num_turns += 1
         self._terminated, self._success = answer.terminated, bool(answer.success)
         at_limit = answer.truncated or self._num_turns >= self._max_turns

@@ -4,6 +4,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 
 from ragen_apo.environments.base import Reply, ScriptedPolicy
+from ragen_apo.environments.policy_calls import begin_policy, reply_of
 from ragen_apo.environments.toolkit.named_actions import join_actions
 from ragen_apo.seeding import generator
 from ragen_apo.types import Task
@@ -44,13 +45,13 @@ class MixedPolicy:
         self._good_share, self._whole_episodes = good_share, whole_episodes
 
     def begin(self, task: Task, *, seed: int) -> None:
-        self._good.begin(task, seed=seed)
-        self._poor.begin(task, seed=seed)
+        begin_policy(self._good, task, seed=seed)
+        begin_policy(self._poor, task, seed=seed)
         self._generator = generator(seed, "mixture")
         self._is_good: bool | None = None
 
     def act(self, observation: str) -> Reply:
-        good, poor = self._good.act(observation), self._poor.act(observation)
+        good, poor = reply_of(self._good, observation), reply_of(self._poor, observation)
         if self._is_good is None or not self._whole_episodes:
             self._is_good = self._generator.random() < self._good_share
         return good if self._is_good else poor
