@@ -366,6 +366,18 @@ def test_a_broken_promise_is_found(
         promise(make)
 
 
+class TakesSeedsOf32Bits(Wrapped):
+    def reset(self, task: Task, *, seed: int) -> tuple[str, dict[str, Any]]:
+        np.random.RandomState(seed)
+        return self.lake.reset(task, seed=seed)
+
+
+def test_seeds_are_as_large_as_those_of_runs() -> None:
+    """`check` passed what raised in the first episode of a run."""
+    (problem, *_) = filter(None, contract.check_environment(TakesSeedsOf32Bits).values())
+    assert "Seed must be between 0 and 2**32 - 1" in problem
+
+
 class ShowsItsSeedWithoutPolicies(ShowsItsSeed):
     def scripted_policies(self) -> Mapping[str, Any]:
         return {}

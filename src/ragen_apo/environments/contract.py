@@ -61,6 +61,8 @@ MAX_TURNS = 200
 MAX_PROBLEM_CHARACTERS = 4_000
 CAN_BE_MADE = "the environment can be made"
 EPISODES_END = "every episode ends"
+SEED = derive_seed("check")
+"""Of 63 bits, as those of runs: a generator that takes fewer raises."""
 NO_ACTION = "\x00"
 LONG_TEXTS = ("9" * 10_000, "word " * 10_000)
 ODD_TEXTS = ("", " ", NO_ACTION, "\ud800", "\u202e[a]", "a\nb", "{}", *LONG_TEXTS)
@@ -119,7 +121,7 @@ def play(
     task: Task,
     policy: ScriptedPolicy,
     *,
-    seed: int = 7,
+    seed: int = SEED,
     max_turns: int = MAX_TURNS,
 ) -> Episode:
     """One episode of a scripted policy, cut off after `max_turns`.
