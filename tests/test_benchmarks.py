@@ -44,6 +44,23 @@ def test_all_that_a_benchmark_takes_from_the_package_is_there(
     importlib.import_module(f"benchmarks.{name}")
 
 
+def test_word_problems_are_different_and_their_derivations_right(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    from benchmarks.word_problems import NUMBER, problems
+
+    rows = list(problems())
+    assert len({row["question"] for row in rows}) == NUMBER
+    for row in rows:
+        *steps, marked = row["answer"].split("\n")
+        for step in steps:
+            one, sign, other, _, result = step.split()
+            sums = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__, "/": int.__floordiv__}
+            assert sums[sign](int(one), int(other)) == int(result), row
+        assert marked == f"#### {result}", row
+
+
 def test_waits_that_come_one_after_another_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT))
     from benchmarks import environment_workers
