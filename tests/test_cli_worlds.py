@@ -108,16 +108,27 @@ def test_files_beside_the_environment_can_be_imported_by_it(command: Command, fo
     assert command("check", "guess.py:make_guess_number")[0] == 0
 
 
+@pytest.mark.parametrize("use", ["from sched import TOP", "import sched; sched.TOP"])
 @pytest.mark.parametrize("file", ["sched.py", "sched/__init__.py"])
 def test_a_file_that_a_module_of_python_hides_is_named(
-    file: str, command: Command, folder: Path
+    file: str, use: str, command: Command, folder: Path
 ) -> None:
     (folder / file).parent.mkdir(exist_ok=True)
     (folder / file).write_text("TOP = 20\n")
-    (folder / "hides.py").write_text("import ragen_apo\nfrom sched import TOP\ndef make(): ...\n")
+    (folder / "hides.py").write_text(f"import ragen_apo\n{use}\ndef make(): ...\n")
     status, _, err = command("check", "hides.py:make")
     assert status == 2
-    assert f"the file {folder / file} beside it is hidden by Python's own module sched" in err
+    assert f"The file {folder / file} beside it is hidden by Python's own module sched" in err
+
+
+@pytest.mark.slow
+def test_a_file_that_happens_to_have_the_name_of_a_module_of_python_does_no_harm(
+    command: Command, folder: Path
+) -> None:
+    (folder / "platform.py").write_text("")
+    text = (folder / "guess.py").read_text()
+    (folder / "guess.py").write_text(f"import platform\nplatform.system()\n{text}")
+    assert command("check", "guess.py:make_guess_number")[0] == 0
 
 
 def test_an_environment_does_not_get_the_file_that_lies_beside_another(folder: Path) -> None:

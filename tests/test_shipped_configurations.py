@@ -55,12 +55,20 @@ def test_a_file_of_that_name_comes_first(elsewhere: Path) -> None:
     assert load_config("smoke").seed == 9
 
 
+@pytest.mark.usefixtures("elsewhere")
+def test_a_folder_of_that_name_may_be_its_run() -> None:
+    Path("smoke").mkdir()
+    assert load_config("smoke").environment.name == "shop"
+    Path("mine.yaml").write_text("base: smoke\nseeds: [0]\nruns: {A*-PO: {}}\n", encoding="utf-8")
+    assert load_comparison(Path("mine.yaml")).base["environment"]["num_products"] == 60
+
+
 def test_a_comparison_of_ones_own_names_its_base(elsewhere: Path) -> None:
     mine = elsewhere / "mine.yaml"
     mine.write_text("base: smoke\nseeds: [0]\nruns: {A*-PO: {}}\n", encoding="utf-8")
     assert load_comparison(mine).base["environment"]["num_products"] == 60
     mine.write_text("base: smoke.yaml\nseeds: [0]\nruns: {A*-PO: {}}\n", encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"there is no .*smoke\.yaml, .* such as smoke "):
+    with pytest.raises(ConfigError, match=r"there is no base .*smoke\.yaml; .* such as smoke "):
         load_comparison(mine)
 
 
@@ -69,7 +77,10 @@ def test_a_path_of_a_clone_is_answered_with_the_name(command: Command) -> None:
     result = command("train", "--config", "configs/shop.yaml", "--run-dir", "run")
     assert_refused(result, "there is no configuration configs/shop.yaml", "such as shop ")
     result = command("compare", "--config", "configs/compare_sokoban.yaml")
-    assert_refused(result, "there is no configs/compare_sokoban.yaml", "such as compare_sokoban ")
+    missing = "there is no comparison configs/compare_sokoban.yaml"
+    assert_refused(result, missing, "such as compare_sokoban ")
+    result = command("compare", "--config", "configs/shop.yaml")
+    assert_refused(result, "there is no comparison configs/shop.yaml", "such as compare_shop ")
 
 
 @pytest.mark.usefixtures("elsewhere")

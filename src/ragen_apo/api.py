@@ -179,7 +179,7 @@ def _refuse_during_an_import(what: str) -> None:
     if (file := file_being_imported()) is not None:
         raise ConfigError(
             f"{file} is being imported for what it defines, and would start {what} meanwhile; put "
-            'that part of the file under `if __name__ == "__main__":`'
+            'that call, there or in a file that it imports, under `if __name__ == "__main__":`'
         )
 
 

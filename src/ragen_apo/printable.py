@@ -10,7 +10,6 @@ import reprlib
 import sysconfig
 import traceback
 import unicodedata
-from collections.abc import Iterable
 from pathlib import Path
 
 from ragen_apo.errors import RagenApoError
@@ -66,18 +65,9 @@ def raised_in_words(error: BaseException) -> str:
     If a library raised it, the line that called the library is named: the reader can change that.
     """
     frames = traceback.extract_tb(error.__traceback__)
-    frames = _foreign(frames) or frames
+    frames = [each for each in frames if not _is_of_library(each.filename)] or frames
     where = f" in {frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
     return f"{exception_in_words(error)}{where}"
-
-
-def passes_through_foreign_code(error: BaseException) -> bool:
-    """Whether an exception comes from code of a user, or from what that code has called."""
-    return bool(_foreign(traceback.extract_tb(error.__traceback__)))
-
-
-def _foreign(frames: Iterable[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
-    return [each for each in frames if not _is_of_library(each.filename)]
 
 
 def _is_of_library(file: str) -> bool:

@@ -163,7 +163,7 @@ def test_a_run_whose_name_has_no_folder_of_its_own_is_refused(
         ("base: base.yaml\nseeds: [0]\nruns: {a: {}, A: {}}", "folder 'a' is that of run 'a'"),
         (
             "base: other.yaml\nseeds: [0]\nruns: {a: {}}",
-            "other.yaml, which has to be a comparison, or its base",
+            "other.yaml; give the path of a YAML file",
         ),
         ("base: compare.yaml\nseeds: [0]\nruns: {a: {}}", "base compare.yaml is a comparison"),
         ("base: base.yaml\nseeds: [0]\nruns: {a: {}}\nbudgets: {}", "budgets"),

@@ -89,6 +89,7 @@ def test_results_say_what_was_asked_of_whom_and_what_it_cost(out: Path) -> None:
         "refused_answers": 0,
         "cut_off_answers": 0,
         "format_errors": 0,
+        "impossible_actions": 0,
         "episodes_out_of_context": 0,
     }
     assert json.loads((out / "evaluation" / "results.json").read_text()) == results

@@ -62,7 +62,7 @@ def test_a_run_of_three_steps_that_goes_on_to_six_ends_like_one_of_six(
 
     assert result.status == 0
     earlier = path / "earlier" / "step-000003"
-    assert f"3 steps of 6 are made; their policy, evaluation and report are in {earlier}" in (
+    assert f"3 of 6 steps are made; their policy, evaluation and report are in {earlier}" in (
         " ".join(result.out.split())
     )
     assert {name: snapshot(earlier / name) for name in before} == before

@@ -229,7 +229,10 @@ def _evaluate_model_of_api(api: ApiOptions, *, split: str | None, episodes: int 
     )
     print_evaluation(results, policy=f"{results['policy']} (API)", whose="model")
     usage = results["api"]
-    say(f"{cost_in_words(usage)}; {usage['format_errors']:,} without a readable action")
+    say(
+        f"{cost_in_words(usage)}; {usage['format_errors']:,} without a readable action, "
+        f"{usage['impossible_actions']:,} with an impossible one"
+    )
     say(f"evaluation: {out}")
 
 

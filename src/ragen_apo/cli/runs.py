@@ -59,7 +59,8 @@ def train(
         run_dir: Where everything goes. Required; must not exist yet, except with --resume.
         config: A YAML file, or the name of a configuration that comes with ragen-apo, such as shop
             (`ragen-apo configs` lists them). Not needed with --resume.
-        resume: Continue the run in --run-dir where it stopped, with its own configuration.
+        resume: Continue the run in --run-dir where it stopped, with its own configuration. A run
+            that is trained is evaluated and reported again, unless --no-evaluate is given.
         evaluate: Also evaluate the trained policy and write the report.
         trust_remote_code: With --resume: run Python code that the run names: its model's, an
             environment's and an algorithm's (path.py:name). What the run's own configuration

@@ -31,7 +31,7 @@ from ragen_apo.config.messages import describe_problems
 from ragen_apo.config.moved import value_at
 from ragen_apo.config.overrides import merge, nested
 from ragen_apo.config.section import Count, PathText, Positive, Section, Seed
-from ragen_apo.config.shipped import configuration_file, in_place_of, shipped_configurations
+from ragen_apo.config.shipped import configuration_file, in_place_of
 from ragen_apo.config.yaml_text import parse_yaml, read_yaml
 from ragen_apo.errors import ConfigError
 
@@ -158,7 +158,7 @@ def load_comparison(path: Path) -> Comparison:
 
 def _settings(path: Path) -> ComparisonConfig:
     """The keys of the file, before any configuration is made of them."""
-    values = _mapping(path)
+    values = _mapping(path, comparison=True)
     if RunConfig.model_fields.keys() & values.keys() and not {"base", "runs"} & values.keys():
         raise ConfigError(
             f"{path} is the configuration of a run: ragen-apo train --config {path}. A comparison "
@@ -181,9 +181,7 @@ def _every_run(settings: ComparisonConfig) -> tuple[ComparisonConfig, dict[str, 
 
 
 def _base(settings: ComparisonConfig, path: Path) -> dict[str, Any]:
-    beside = path.parent / settings.base
-    shipped = shipped_configurations().get(settings.base, beside)
-    base = _mapping(beside if beside.exists() else shipped)
+    base = _mapping(configuration_file(settings.base, beside=path.parent), comparison=False)
     if {"base", "runs"} & base.keys():
         raise ConfigError(
             f"{path}: base {settings.base} is a comparison; name the configuration of a run, such "
@@ -292,13 +290,13 @@ def _check_names(names: Sequence[str], path: Path, *, is_swept: bool) -> None:
         names_of[folder] = name
 
 
-def _mapping(path: Path) -> dict[str, Any]:
+def _mapping(path: Path, *, comparison: bool) -> dict[str, Any]:
     try:
         text = read_yaml(path)
     except FileNotFoundError as error:
         raise ConfigError(
-            f"there is no {path}, which has to be a comparison, or its base at a path relative to "
-            f"it; {in_place_of(path, example='compare_shop')}"
+            f"there is no {'comparison' if comparison else 'base'} {path}; "
+            f"{in_place_of(path, comparison=comparison)}"
         ) from error
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read as text: {error}") from error

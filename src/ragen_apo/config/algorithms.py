@@ -13,6 +13,7 @@ import difflib
 import functools
 import pkgutil
 import sys
+import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -26,11 +27,7 @@ from ragen_apo.config.references import TRUST, is_reference, with_absolute_path,
 from ragen_apo.config.removed import is_passed_over
 from ragen_apo.config.section import Section, as_section
 from ragen_apo.errors import ConfigError, RagenApoError
-from ragen_apo.printable import (
-    exception_in_words,
-    passes_through_foreign_code,
-    raised_in_words,
-)
+from ragen_apo.printable import exception_in_words
 
 if TYPE_CHECKING:
     from ragen_apo.config.run import RunConfig
@@ -242,17 +239,26 @@ def _loaded(point: EntryPoint) -> type[AlgorithmConfig]:
 
 @contextmanager
 def algorithm_errors(settings: AlgorithmConfig) -> Iterator[None]:
-    """Turns what a user's algorithm raises into one sentence, where it is called amid our code."""
+    """Turns what a user's algorithm raises into one sentence, where it is called amid our code.
+
+    What others raise stays what it is, and a lack of memory as well, of which more is said.
+    """
+    own = getattr(sys.modules.get(type(settings).__module__), "__file__", None)
     try:
         yield
-    except RagenApoError:
+    except (RagenApoError, MemoryError):
         raise
     except Exception as error:
-        if settings.name in ALGORITHMS or not passes_through_foreign_code(error):
+        lines = [
+            frame.lineno
+            for frame in traceback.extract_tb(error.__traceback__)
+            if frame.filename == own and settings.name not in ALGORITHMS
+        ]
+        if not lines or "OutOfMemory" in type(error).__name__:
             raise
         raise ALGORITHM.fault(
-            f"the algorithm {settings.name!r} raised {raised_in_words(error)}; its code has to be "
-            "repaired"
+            f"the algorithm {settings.name!r} raised {exception_in_words(error)} in {own}, line "
+            f"{lines[-1]}; its code has to be repaired"
         ) from error
 
 

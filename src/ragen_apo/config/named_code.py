@@ -237,13 +237,15 @@ def _refuse_other_code(path: Path, name: str, reference: str, role: Role) -> Non
 
 def _assigned_names(tree: ast.Module) -> set[str]:
     """The names to which a file assigns something, outside of functions and classes."""
-    targets = [
-        target
-        for node in tree.body
-        if isinstance(node, ast.Assign | ast.AnnAssign)
-        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
-    ]
-    return {target.id for target in targets if isinstance(target, ast.Name)}
+    inner = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
+    found, waiting = set(), list(tree.body)
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        if not isinstance(node, inner):
+            waiting += ast.iter_child_nodes(node)
+    return found
 
 
 def _imported_file(path: Path, role: Role) -> ModuleType:
@@ -251,7 +253,6 @@ def _imported_file(path: Path, role: Role) -> ModuleType:
     name = f"{path.stem}_{digest[:12]}"
     if name in sys.modules:
         return sys.modules[name]
-    _refuse_hidden_neighbours(path, role)
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None, "the path ends in .py"
     module = importlib.util.module_from_spec(spec)
@@ -260,7 +261,7 @@ def _imported_file(path: Path, role: Role) -> ModuleType:
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))  # last, so that files beside it hide no other module
     try:
-        with in_one_sentence(str(path), "importing it", role):
+        with _hidden_neighbours_named(path, role), in_one_sentence(str(path), "importing it", role):
             spec.loader.exec_module(module)
         _refuse_neighbours_of_others(path, role)
     except BaseException:
@@ -275,15 +276,24 @@ def _beside(path: Path, name: str) -> list[Path]:
     return [file for file in beside if file.exists()]
 
 
-def _refuse_hidden_neighbours(path: Path, role: Role) -> None:
-    """Python's own modules are found first, so a neighbour with such a name is never imported."""
-    imported = _imported_names(ast.parse(path.read_bytes())) - {path.stem}
-    for name in sorted(imported & sys.stdlib_module_names):
-        if there := _beside(path, name):
-            raise ConfigError(
-                f"{role.key}: {path} imports {name!r}, and the file {there[0]} beside it is hidden "
-                f"by Python's own module {name}; give that file another name"
-            )
+@contextlib.contextmanager
+def _hidden_neighbours_named(path: Path, role: Role) -> Iterator[None]:
+    """Python's own modules are found before a neighbour of their name: says so if one is missed."""
+    try:
+        yield
+    except RagenApoError as error:
+        cause = error.__cause__
+        name = cause.name if isinstance(cause, ImportError) else None
+        if isinstance(cause, AttributeError) and isinstance(cause.obj, ModuleType):
+            name = cause.obj.__name__
+        there = _beside(path, name) if name in sys.stdlib_module_names else []
+        if cause is None or not there:
+            raise
+        raise ConfigError(
+            f"{role.key}: {path} cannot be loaded ({exception_in_words(cause)}). The file "
+            f"{there[0]} beside it is hidden by Python's own module {name}; give that file another "
+            "name"
+        ) from error
 
 
 def _refuse_neighbours_of_others(path: Path, role: Role) -> None:

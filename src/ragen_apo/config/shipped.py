@@ -5,6 +5,7 @@ A clone has them in its folder configs/, an installed package inside of itself.
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 from collections.abc import Mapping
@@ -24,19 +25,25 @@ def shipped_configurations() -> Mapping[str, Path]:
     return {path.stem: path for path in sorted(folder.glob(f"*{_ENDING}"))} if folder else {}
 
 
-def configuration_file(given: Path | str) -> Path:
-    """The file of this path, or the configuration of this name that comes with the package."""
-    path = Path(os.path.expanduser(given))
-    return path if path.exists() else shipped_configurations().get(str(given), path)
+def configuration_file(given: Path | str, *, beside: Path | None = None) -> Path:
+    """The file of this path, or the configuration of this name that comes with the package.
+
+    A relative path starts in the folder `beside`, or in the current one. A folder is no file: a run
+    may be called as its configuration.
+    """
+    path = Path(beside or "", os.path.expanduser(given))
+    is_file = path.exists() and not path.is_dir()  # also /dev/stdin
+    return path if is_file else shipped_configurations().get(str(given), path)
 
 
-def in_place_of(missing: Path | str, *, example: str = "shop") -> str:
+def in_place_of(missing: Path | str, *, comparison: bool = False) -> str:
     """What to give where there is no such file, in a clause."""
-    stem = Path(missing).stem
-    name = stem if stem in shipped_configurations() else example
+    names = [name for name in shipped_configurations() if name.startswith("compare_") == comparison]
+    close = difflib.get_close_matches(Path(missing).stem, names, n=1)
+    example = close[0] if close else "compare_shop" if comparison else "shop"
     return (
         f"give the path of a YAML file, or the name of one that comes with ragen-apo, such as "
-        f"{name} (`ragen-apo configs` lists them)"
+        f"{example} (`ragen-apo configs` lists them)"
     )
 
 

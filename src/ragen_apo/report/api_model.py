@@ -39,6 +39,7 @@ ADVICE: Mapping[str, str] = {
 """The neutral advice where nothing can be trained."""
 _COUNTS = {
     "format_errors": "no readable action",
+    "impossible_actions": "were impossible actions",
     "cut_off_answers": "were cut off",
     "empty_answers": "were empty",
     "refused_answers": "were refusals",

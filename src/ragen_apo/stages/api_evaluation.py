@@ -235,6 +235,7 @@ def usage_summary(config: ApiModelConfig, episodes: Sequence[ChatEpisode]) -> di
         "refused_answers": sum(answer.refused for answer in answers),
         "cut_off_answers": sum(TurnFlag.RESPONSE_TRUNCATED.value in turn.flags for turn in turns),
         "format_errors": sum(TurnFlag.FORMAT_ERROR.value in turn.flags for turn in turns),
+        "impossible_actions": sum(TurnFlag.INVALID_ACTION.value in turn.flags for turn in turns),
         "episodes_out_of_context": sum(episode.context_full for episode in episodes),
     }
 

@@ -13,7 +13,6 @@ from pydantic import BaseModel, TypeAdapter
 from ragen_apo.agent.proxy import AgentProxy
 from ragen_apo.config import RunConfig
 from ragen_apo.config.search import WITHOUT_SEARCH
-from ragen_apo.config.training import EvaluationConfig
 from ragen_apo.environments.base import tasks_of
 from ragen_apo.errors import RagenApoError, RunDirectoryError
 from ragen_apo.evaluation.evaluate import (
@@ -36,7 +35,6 @@ from ragen_apo.types import Trajectory
 class _Results(BaseModel):
     split: str
     episodes: int
-    evaluation: EvaluationConfig
 
 
 def evaluate_run(config: RunConfig, run: RunDirectory, *, progress: Progress) -> dict[str, Any]:
@@ -66,7 +64,7 @@ def _evaluate(session: Session) -> dict[str, Any]:
     is_phase_of_run = "evaluation" not in run.read_status().get("phases", {})
     is_phase_of_run |= not run.results.exists()  # of a run that went on, they are set aside
     _refuse_what_is_impossible(session, plan)
-    _say_what_is_replaced(session)
+    _say_what_is_replaced(session, plan)
     proxy = session.proxy(session.load_model(run.policy))
     trajectories, search, baselines = _play_policy(session, proxy, plan)
     progress.update(1, "policy")
@@ -110,15 +108,15 @@ def _refuse_what_is_impossible(session: Session, plan: EvaluationPlan) -> None:
     require_searchable(session.config.evaluation.search, session.environments, num_rows=num_rows)
 
 
-def _say_what_is_replaced(session: Session) -> None:
+def _say_what_is_replaced(session: Session, plan: EvaluationPlan) -> None:
     """A run keeps one evaluation: that of another split, or of more episodes, is gone after it."""
     run, asked = session.run, session.config.evaluation
+    number = len(plan.requests(session.environments))
     if not run.results.exists():
         return
     with suppress(RagenApoError):  # a damaged one is replaced without a word
         before = read_json(run.results, TypeAdapter(_Results), advice="")
-        same = before.split == asked.split
-        if not same or before.evaluation.num_episodes != asked.num_episodes:
+        if before.split != asked.split or before.episodes > number:
             session.progress.say(
                 f"This replaces the evaluation of {counted(before.episodes, 'episode')} of the "
                 f"split {before.split} in {run.results.parent}; copy that folder to keep it. "

@@ -167,7 +167,7 @@ def _play_phases(session: Session, *, only_reference: bool, config_yaml: str | N
             note_planned_steps(session)
             max_steps = session.config.training.max_steps
             session.progress.say(
-                f"{counted(made, 'step')} of {max_steps} are made; their policy, evaluation and "
+                f"{made} of {max_steps} steps are made; their policy, evaluation and "
                 f"report are in {earlier} from now on"
             )
         if position.phase in WARM_START:

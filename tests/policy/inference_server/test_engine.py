@@ -209,6 +209,47 @@ def test_a_tied_projection_on_a_cpu_is_refused_once_it_has_changed(
         respond(engine)
 
 
+@pytest.mark.slow
+def test_a_tied_projection_whose_folder_is_not_here_is_not_said_to_differ(
+    engine: ServerEngine, fake: FakeVllm
+) -> None:
+    """Where the server was started with a relative path, in another directory."""
+    fake.device = "cpu"
+
+    def elsewhere(path: str, answer: Any) -> Any:
+        if path == "/v1/models":
+            answer["data"][0]["root"] = "models/elsewhere"
+        return answer
+
+    fake.spoil = elsewhere
+    with pytest.raises(ServerError, match=r"models/elsewhere, which .* cannot be read from /.*abs"):
+        respond(engine)
+
+
+@pytest.mark.slow
+def test_a_server_that_works_for_another_run_too_is_said_to(
+    engine: ServerEngine, model: LanguageModel, fake: FakeVllm
+) -> None:
+    respond(engine)
+    change(model)
+    busy = {"success": False}
+    fake.spoil = lambda path, answer: busy if path == "/reset_prefix_cache" else answer
+    with pytest.raises(ServerError, match=r"kept its cache.* give each run servers of its own"):
+        respond(engine)
+
+
+@pytest.mark.slow
+def test_weights_that_a_server_cannot_load_are_said_to_have_other_shapes(
+    engine: ServerEngine, fake: FakeVllm
+) -> None:
+    fake.spoil = always("/collective_rpc", RefusalError(500, "Worker failed with error ''"))
+    advice = (
+        r"Worker failed .*may have other shapes than the policy.* Start the server again in any"
+    )
+    with pytest.raises(ServerError, match=advice):
+        respond(engine)
+
+
 # Failures
 
 
@@ -380,15 +421,19 @@ def test_weights_that_the_server_does_not_take_over_are_noticed_before_an_episod
         respond(engine)
 
 
+@pytest.mark.parametrize("temperature", [0.5, 0.98])
 def test_log_probabilities_before_the_temperature_are_recognised(
-    make_engine: Callable[..., ServerEngine], model: LanguageModel, fake: FakeVllm
+    temperature: float,
+    make_engine: Callable[..., ServerEngine],
+    model: LanguageModel,
+    fake: FakeVllm,
 ) -> None:
-    """At once: another attempt would compute the same."""
+    """At once: another attempt would compute the same. Also where they differ by little."""
     fake.scale_logprobs = False
-    engine = make_engine(model, retries=3, temperature=0.5)
+    engine = make_engine(model, retries=3, temperature=temperature)
     advice = "differ from the policy's by .* start it with --logprobs-mode processed_logprobs"
     with pytest.raises(ServerError, match=advice):
-        respond(engine, temperature=0.5)
+        respond(engine, temperature=temperature)
     assert len([path for path, _ in fake.asked if path == COMPLETIONS]) == 2
 
 

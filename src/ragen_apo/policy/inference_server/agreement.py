@@ -19,6 +19,9 @@ from ragen_apo.policy.scoring import token_logprobs
 
 MAX_MEAN_GAP = 0.1
 """In nats; a larger mean is not rounding, in bfloat16 either (docs/metrics.md)."""
+MAX_SHARE_OF_1 = 0.1
+"""Where the gap at temperature 1 is a smaller share than this, the server's are of temperature 1.
+Rounding is alike at both, and so are the gaps."""
 _MESSAGES = (
     "You are in a shop. What would you like to buy?",
     "There are ten of them, from 3 to 80 dollars. Which one?",
@@ -60,10 +63,12 @@ def require_agreement(
         logprobs_1T = token_logprobs(model, token_ids_1T, mask_1T, temperature=at_temperature)
         return (logprobs_1T[mask_1T].float().cpu() - torch.tensor(reported)).abs()
 
-    gap_N = gaps(temperature)
-    if gap_N.mean() <= MAX_MEAN_GAP:
+    gap_N, gap_of_1 = gaps(temperature), float(gaps(1.0).mean())
+    # Those of a flat distribution hardly depend on the temperature: the nearer one tells.
+    is_of_1 = temperature != 1 and gap_of_1 < MAX_SHARE_OF_1 * gap_N.mean()
+    if gap_N.mean() <= MAX_MEAN_GAP and not is_of_1:
         return
-    if gaps(1.0).mean() <= MAX_MEAN_GAP:
+    if gap_of_1 <= MAX_MEAN_GAP:
         cause = (
             "those of temperature 1 agree, so it reports log-probabilities before the "
             "temperature: start it with --logprobs-mode processed_logprobs"
@@ -73,11 +78,12 @@ def require_agreement(
             "it computes another model: its folder has another configuration (rotary base, "
             "scaling), it quantises, or its weights were not replaced"
         )
+    is_above = gap_N.mean() > MAX_MEAN_GAP
+    limit = f", and {MAX_MEAN_GAP:g} on average is the limit" if is_above else ""
     raise RequestError(
         f"its log-probabilities of {counted(len(reported), 'token')} that it sampled at "
         f"temperature {temperature:g} differ from the policy's by {gap_N.mean():.3g} nats on "
-        f"average and {gap_N.max():.3g} at most, and {MAX_MEAN_GAP:g} on average is the limit; "
-        f"{cause}",
+        f"average and {gap_N.max():.3g} at most{limit}; {cause}",
         advice="Start the server again as docs/server.md says",
         is_final=True,
     )

@@ -10,7 +10,6 @@ folder the projection is a tensor like any other, and is replaced.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
 from pathlib import Path
@@ -25,6 +24,7 @@ from ragen_apo.files import directory_written_atomically
 from ragen_apo.policy.inference_server.vllm import ServerFacts
 from ragen_apo.policy.inference_server.wire import RequestError
 from ragen_apo.policy.language_model import LanguageModel, load_language_model
+from ragen_apo.printable import exception_in_words
 
 _WEIGHTS, _CONFIG = "model.safetensors", "config.json"
 
@@ -57,11 +57,20 @@ def require_same_projection(model: LanguageModel, facts: ServerFacts) -> None:
     Raises RequestError.
     """
     folder = Path(facts.folder)
-    # What is not here to be compared is refused like what differs.
-    with contextlib.suppress(OSError, ValueError, safetensors.SafetensorError):
+    try:
         config: dict[str, Any] = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
         if not config.get("tie_word_embeddings", True) or _has_embeddings_of(model, folder):
             return
+    except (OSError, ValueError, safetensors.SafetensorError) as error:
+        raise RequestError(
+            "vLLM's build for CPUs keeps the vocabulary projection that it was started with where "
+            "it is tied to the embeddings, and whether these are the policy's cannot be told: "
+            f"{facts.folder}, which the server was started with, cannot be read from {Path.cwd()} "
+            f"({exception_in_words(error)})",
+            advice="Start the server with --model and the absolute path of a folder that this "
+            "machine has as well",
+            is_final=True,
+        ) from error
     raise RequestError(
         f"vLLM's build for CPUs keeps the vocabulary projection that it was started with where it "
         f"is tied to the embeddings, and the policy's embeddings are not those of {facts.folder}",

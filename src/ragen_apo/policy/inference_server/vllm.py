@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import httpx2
 from pydantic import AliasPath, BaseModel, Field, TypeAdapter
 
 from ragen_apo.files import parse_record
@@ -180,10 +181,24 @@ class VllmServer:
     def load_weights(self, folder: Path) -> None:
         """Replaces all weights by those of a model folder of the same architecture."""
         arguments = {"weights_path": str(folder)}
-        self.request("/collective_rpc", {"method": "reload_weights", "kwargs": arguments}).send()
+        try:
+            self.request(
+                "/collective_rpc", {"method": "reload_weights", "kwargs": arguments}
+            ).send()
+        except RequestError as failure:
+            if failure.status != httpx2.codes.INTERNAL_SERVER_ERROR:
+                raise
+            raise RequestError(
+                str(failure),
+                advice="Its model may have other shapes than the policy: serve the model of "
+                "policy.path. Start the server again in any case: after weights that did not fit "
+                "it takes none any more",
+                status=failure.status,
+            ) from failure
         if not self._ask("/reset_prefix_cache", _Success, {}).success:
             raise RequestError(
-                "/reset_prefix_cache: the server kept its cache, as it works on other requests"
+                "/reset_prefix_cache: the server kept its cache, as it works on other requests",
+                advice="Another run uses it too; give each run servers of its own",
             )
 
     def load_adapter(self, name: str, folder: Path) -> None:

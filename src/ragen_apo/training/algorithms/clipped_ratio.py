@@ -10,6 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from ragen_apo.config.algorithms import ALGORITHMS
 from ragen_apo.errors import TrainingError
 from ragen_apo.objectives.policy_gradient import (
     aggregate,
@@ -41,7 +42,8 @@ class ClippedRatio(Algorithm[Tensor]):
 
     def prepare(self, rollouts: Rollouts) -> Tensor:
         advantages_BT = self._settings.advantages(self.with_kl_penalty(rollouts))
-        if problem := _problem_with(advantages_BT, rollouts):
+        is_own = self._settings.name not in ALGORITHMS
+        if is_own and (problem := _problem_with(advantages_BT, rollouts)):
             raise TrainingError(
                 f"{self._settings.traits.label}: advantages(rollouts) returned {problem}; expected "
                 f"a tensor [B, T] of the shape {tuple(rollouts.mask_BT.shape)}, finite at the "
