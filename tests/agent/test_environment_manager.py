@@ -314,7 +314,7 @@ def test_what_a_scripted_policy_raises_is_said_in_its_environments_name(
 
 
 def test_a_scripted_policy_that_replies_with_text_is_named() -> None:
-    with pytest.raises(EnvironmentFaultError, match=r"SaysText: act returned 'win'; .* a Reply"):
+    with pytest.raises(EnvironmentFaultError, match=r"SaysText: act returned str; .* a Reply"):
         play_one(SaysText, Echo)
 
 

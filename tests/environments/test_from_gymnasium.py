@@ -350,6 +350,22 @@ def test_a_discrete_space_has_as_many_actions_as_there_are_names(names: Sequence
     assert play(make_dice(make=Turns), ["left"])  # texts, which are no numbers of actions
 
 
+def test_numbers_of_actions_begin_at_0_and_what_is_refused_is_closed() -> None:
+    closed = []
+
+    class Shifted(Dice):
+        action_space = gymnasium.spaces.Discrete(3, start=-1)
+
+        def close(self) -> None:
+            closed.append(self)
+
+    with pytest.raises(EnvironmentFaultError, match="Numbers begin at 0 here: shift them"):
+        play(make_dice(make=Shifted, actions=("left", "stay", "right")), ["left"])
+    assert len(closed) == 1
+
+
 def test_an_object_in_the_place_of_what_makes_one_is_refused() -> None:
     with pytest.raises(ConfigError, match="dice, make: got an object of Dice; .*without calling"):
         make_dice(make=Dice())
+    with pytest.raises(ConfigError, match=r"lambda: gymnasium\.make\('FrozenLake-v1'\)"):
+        make_dice(make="FrozenLake-v1")

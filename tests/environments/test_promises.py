@@ -6,6 +6,7 @@ The broken ones are a frozen lake with one thing done wrong.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import re
 import sqlite3
@@ -27,6 +28,7 @@ from ragen_apo.environments.contract import (
     episodes_in_threads_are_as_one_by_one,
     policy_table,
 )
+from ragen_apo.environments.foreign import call_factory
 from ragen_apo.environments.toolkit.scripted import MixedPolicy
 from ragen_apo.errors import ConfigError, RagenApoError
 from ragen_apo.types import Task
@@ -688,7 +690,7 @@ class BeginsWithoutSeed(Drawing):
 @pytest.mark.parametrize(
     ("policy", "message"),
     [
-        (SaysText, "the scripted policy SaysText: act returned 'Up'; expected a Reply, such as"),
+        (SaysText, "the scripted policy SaysText: act returned str; expected a Reply, such as"),
         (BeginsWithoutSeed, r"BeginsWithoutSeed: begin .*'seed'.*; expected def begin\(self, task"),
         (Drawing(), "'mine' is an object of Drawing; expected what makes one .*the class itself"),
     ],
@@ -716,3 +718,52 @@ def test_the_table_has_means_over_the_tasks() -> None:
     assert table["oracle"].episode_return == 1.0
     assert 1 <= table["oracle"].num_turns <= 4
     assert table["random"].success_rate < 0.5
+
+
+class ActsWithoutReading(Drawing):
+    def act(self) -> Any: ...  # pyright: ignore[reportIncompatibleMethodOverride]
+
+
+class NeedsAWord(Drawing):
+    def __init__(self, word: str) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        (
+            ActsWithoutReading,
+            r"ActsWithoutReading: act does not take .*; expected def act\(self, ob",
+        ),
+        (NeedsAWord, r"'mine' cannot be made \(.*'word'\); expected a class or function without"),
+        (lambda observation: "Up", r"'mine' cannot be made \(.*'observation'\); expected a class"),
+        (lambda: "Up", "'mine' is an object of the type str; expected a class or function without"),
+    ],
+    ids=["act", "class", "function", "text"],
+)
+def test_what_makes_no_policy_is_named_once(policy: Any, message: str) -> None:
+    """Each promise told of a line of ours, seven times."""
+
+    class Has(Wrapped):
+        def scripted_policies(self) -> Mapping[str, Any]:
+            return {"mine": policy}
+
+    problems = {problem for problem in check_environment(Has).values() if problem}
+    (told,) = (problem for problem in problems if re.search(message, problem))
+    assert "ragen_apo/" not in told
+
+
+def test_a_method_may_be_wrapped() -> None:
+    def with_generator(reset: Any) -> Any:
+        @functools.wraps(reset)
+        def wrapped(self: Any, task: Task, *, seed: int) -> Any:
+            return reset(self, task, rng=seed)
+
+        return wrapped
+
+    class Decorated(Wrapped):
+        @with_generator
+        def reset(self, task: Task, *, rng: int) -> tuple[str, dict[str, Any]]:
+            return self.lake.reset(task, seed=rng)
+
+    assert call_factory("mine", Decorated, {}).properties.name == "frozen_lake"  # pyright: ignore[reportAttributeAccessIssue]

@@ -121,17 +121,22 @@ def check(environment: str, *options: Overrides, num_tasks: Number = 50) -> int:
     found = check_environment(make)
     table, split, held_out, notes = {}, "train", ["test"], []
     is_broken = any(found.values())
-    if found.get(EPISODES_END) is None:  # endless ones would take hours
+    # One that cannot be made is not made again, and endless episodes would take hours.
+    if EPISODES_END in found and found[EPISODES_END] is None:
         try:
             with opened_environment(environment, keys) as played:
                 split, held_out = first_split(played), held_out_splits(played)
                 table = policy_table(played, num_tasks=num_tasks)
-            notes = notes_on(make)
         except FOREIGN_FAILURES as error:
             if not is_broken and not isinstance(error, ContractError):
                 raise
             if not is_broken:
                 found["scripted policies play the training tasks"] = str(error)
+        try:
+            notes = notes_on(make)
+        except FOREIGN_FAILURES:
+            if not any(found.values()):  # else it was told what is wrong
+                raise
     _say_what_was_found(found)
     if table or not any(found.values()):
         print_policies(f"scripted policies on tasks from all over the split {split}", table)

@@ -238,7 +238,8 @@ def _refuse_other_code(path: Path, name: str, reference: str, role: Role) -> Non
 def _assigned_names(tree: ast.Module) -> set[str]:
     """The names to which a file assigns something, outside of functions and classes."""
     inner = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
-    found, waiting = set(), list(tree.body)
+    found: set[str] = set()
+    waiting: list[ast.AST] = [*tree.body]
     while waiting:
         node = waiting.pop()
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):

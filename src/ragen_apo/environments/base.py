@@ -89,10 +89,11 @@ class EnvironmentProperties:
         if not _is_range(self.return_range):
             raise ConfigError(
                 f"properties of {self.name!r}: return_range is {self.return_range!r:.80}; expected "
-                "two finite numbers, the lowest return of an episode and the highest"
+                "a tuple of two finite numbers, the lowest return of an episode and the highest"
             )
         limit = self.max_turns
-        if limit is not None and not (isinstance(limit, Integral) and limit >= 1):
+        is_number = isinstance(limit, Integral) and not isinstance(limit, bool)
+        if limit is not None and not (is_number and limit >= 1):
             raise ConfigError(
                 f"properties of {self.name!r}: max_turns is {limit!r:.80}; expected a whole number "
                 "from 1, or None if it is not known"
@@ -103,9 +104,9 @@ def _is_range(bounds: object) -> bool:
     """Whether these are two finite numbers in order."""
     if not isinstance(bounds, (tuple, list)) or len(bounds) != 2:
         return False
-    return all(isinstance(each, Real) and math.isfinite(each) for each in bounds) and (
-        bounds[0] <= bounds[1]
-    )
+    if not all(isinstance(each, Real) and not isinstance(each, bool) for each in bounds):
+        return False
+    return -math.inf < bounds[0] <= bounds[1] < math.inf
 
 
 @dataclass(frozen=True)

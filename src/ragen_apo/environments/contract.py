@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,7 +38,7 @@ from ragen_apo.environments.base import (
     close_environment,
     policies_of,
 )
-from ragen_apo.environments.policy_calls import begin_policy, reply_of
+from ragen_apo.environments.policy_calls import begin_policy, made_policy, reply_of
 from ragen_apo.environments.tools import Tool, called, calls_of
 from ragen_apo.errors import ConfigError, EnvironmentFaultError, RagenApoError
 from ragen_apo.plural import counted
@@ -177,7 +178,14 @@ class _SaysNothing:
 
 def _policies_to_play(environment: TextEnvironment) -> Mapping[str, Callable[[], ScriptedPolicy]]:
     """The scripted policies; of an environment without any, one that says the same text always."""
-    return policies_of(environment) or {"any text": _SaysNothing}
+    return _policies(environment) or {"any text": _SaysNothing}
+
+
+def _policies(environment: TextEnvironment) -> Mapping[str, Callable[[], ScriptedPolicy]]:
+    """The scripted policies, whose makers are checked."""
+    return {
+        name: partial(made_policy, name, make) for name, make in policies_of(environment).items()
+    }
 
 
 def episodes(make: Factory) -> Iterator[tuple[str, Episode]]:
@@ -501,7 +509,7 @@ def random_walks(make: Factory) -> Iterator[tuple[Situation, Future]]:
 def scripted_policies_are_there_and_read_anything(make: Factory) -> None:
     """`random` and `heuristic` exist, and no policy raises at an observation it does not know."""
     environment = make()
-    policies = policies_of(environment)
+    policies = _policies(environment)
     missing = {"random", "heuristic"} - set(policies)
     if missing:
         raise ContractError(f"there is no scripted policy {' and no '.join(sorted(missing))}")

@@ -57,7 +57,8 @@ def refuse_other_parameters(name: str, made: object) -> None:
     """Raises EnvironmentFaultError for methods that do not take what they are given."""
     for method, (call, arguments, keywords) in _CALLS.items():
         try:
-            inspect.signature(getattr(made, method)).bind(*arguments, **keywords)
+            function = getattr(made, method)
+            inspect.signature(function, follow_wrapped=False).bind(*arguments, **keywords)
         except ValueError:  # one written in C may have no signature
             continue
         except TypeError as error:

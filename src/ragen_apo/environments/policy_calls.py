@@ -1,9 +1,32 @@
 """Calls of a scripted policy that say what it has to take and to return, where it does not."""
 
+from collections.abc import Callable
+from typing import cast
+
 from ragen_apo.environments.base import Reply, ScriptedPolicy
 from ragen_apo.errors import EnvironmentFaultError
-from ragen_apo.printable import shortened
 from ragen_apo.types import Task
+
+
+def made_policy(name: str, make: Callable[[], object]) -> ScriptedPolicy:
+    """The policy of that name; raises EnvironmentFaultError for what makes none."""
+    expected = (
+        "expected a class or function without parameters that makes an object with begin and act"
+    )
+    try:
+        policy = make()
+    except TypeError as error:
+        if error.__traceback__ and error.__traceback__.tb_next:  # its own code has raised it
+            raise
+        raise EnvironmentFaultError(
+            f"the scripted policy {name!r} cannot be made ({error}); {expected}"
+        ) from error
+    if not all(callable(getattr(policy, method, None)) for method in ("begin", "act")):
+        raise EnvironmentFaultError(
+            f"the scripted policy {name!r} is an object of the type {type(policy).__name__}; "
+            f"{expected}"
+        )
+    return cast(ScriptedPolicy, policy)
 
 
 def begin_policy(policy: ScriptedPolicy, task: Task, *, seed: int) -> None:
@@ -21,11 +44,19 @@ def begin_policy(policy: ScriptedPolicy, task: Task, *, seed: int) -> None:
 
 def reply_of(policy: ScriptedPolicy, observation: str) -> Reply:
     """What `act` returns; raises EnvironmentFaultError for what is no `Reply`."""
-    reply = policy.act(observation)
+    who = f"the scripted policy {type(policy).__name__}"
+    try:
+        reply = policy.act(observation)
+    except TypeError as error:
+        if error.__traceback__ and error.__traceback__.tb_next:  # its own code has raised it
+            raise
+        raise EnvironmentFaultError(
+            f"{who}: act does not take what it is given ({error}); expected def act(self, "
+            "observation)"
+        ) from error
     if not isinstance(reply, Reply):
         raise EnvironmentFaultError(
-            f"the scripted policy {type(policy).__name__}: act returned "
-            f"{shortened(repr(reply), 80)}; expected a Reply, such as "
+            f"{who}: act returned {type(reply).__name__}; expected a Reply, such as "
             'Reply(thought="", action="...")'
         )
     return reply

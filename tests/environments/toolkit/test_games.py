@@ -87,11 +87,14 @@ def test_a_task_of_another_environment_is_refused_whatever_the_game_reads(
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"return_range": (1.0, 0.0)}, r"'held': return_range is \(1.0, 0.0\); expected two"),
+        (
+            {"return_range": (1.0, 0.0)},
+            r"'held': return_range is \(1.0, 0.0\); expected a tuple of two",
+        ),
         ({"return_range": (0.0, math.inf)}, "two finite numbers, the lowest"),
         ({"return_range": (0.0, math.nan)}, "two finite numbers"),
         ({"return_range": (0.0, 1.0, 2.0)}, "two finite numbers"),
-        ({"return_range": 1.0}, "return_range is 1.0; expected two finite numbers"),
+        ({"return_range": 1.0}, "return_range is 1.0; expected a tuple of two finite numbers"),
         ({"max_turns": 0}, "'held': max_turns is 0; expected a whole number from 1"),
         ({"max_turns": 2.5}, "max_turns is 2.5"),
     ],
@@ -132,7 +135,7 @@ class TakesNoSeed(HasNoKey):
 @pytest.mark.parametrize(
     ("start", "message"),
     [
-        (AnswersWithText, r"held: AnswersWithText.play returned 'gone'; expected an Answer, such"),
+        (AnswersWithText, r"held: AnswersWithText.play returned str; expected an Answer, such"),
         (HasNoKey, "held: the game HasNoKey has no key; expected the methods first_observation"),
         (TakesNoSeed, r"start, TakesNoSeed, cannot be called .*; expected start\(task, seed\)"),
         (lambda task, seed: None, "the game NoneType has no first_observation, no play, no key"),

@@ -81,9 +81,12 @@ def from_gymnasium(  # noqa: PLR0913 (what Gymnasium does not know of an environ
     actions a name, and TypeError where a seed is no whole number.
     """
     if not callable(make):
+        instead = "the class itself, without calling it"
+        if isinstance(make, str):
+            instead = f"lambda: gymnasium.make({make!r:.60})"
         raise ConfigError(
             f"{name}, make: got an object of {type(make).__name__}; expected what makes one, such "
-            "as the class itself, without calling it"
+            f"as {instead}"
         )
     _require_distinct(name, splits=splits, actions=actions)
     foreign = _Foreign(make, observe, own_generators, num_actions=len(actions))
@@ -138,17 +141,26 @@ def _require_distinct(
         )
 
 
-def _require_names_for_all(environment: Any, num_names: int) -> None:
-    """Each action of a `Discrete` space has a name, where actions have names."""
-    space = getattr(environment, "action_space", None)
+def _problem_with_names(environment: Any, num_names: int) -> str | None:
+    """Each action of a `Discrete` space, from 0 on, has a name where actions have names."""
+    space: Any = getattr(environment, "action_space", None)
     is_discrete = any(kind.__name__ == "Discrete" for kind in type(space).__mro__)
-    if num_names and is_discrete and space.n != num_names:  # pyright: ignore[reportOptionalMemberAccess]
-        raise EnvironmentFaultError(
-            f"actions: got {counted(num_names, 'name')}, and the action space of "
-            f"{type(environment).__name__} is {space}; expected one for each action, in their "
-            "order. To leave the last ones out, wrap it in an environment with a smaller action "
-            "space (gymnasium.wrappers.TransformAction)"
+    first = getattr(space, "start", 0)
+    if not num_names or not is_discrete or (space.n, first) == (num_names, 0):
+        return None
+    advice = ""
+    if first:
+        advice = ". Numbers begin at 0 here: shift them (gymnasium.wrappers.TransformAction)"
+    elif num_names < space.n:
+        advice = (
+            ". To leave the last ones out, wrap it in an environment with a smaller action space "
+            "(gymnasium.wrappers.TransformAction)"
         )
+    kind = type(getattr(environment, "unwrapped", environment)).__name__
+    return (
+        f"actions: got {counted(num_names, 'name')}, and the action space of {kind} is {space}; "
+        f"expected one for each action, in their order{advice}"
+    )
 
 
 class _Foreign:
@@ -174,7 +186,9 @@ class _Foreign:
             if self._environment is None:
                 seed_generators(0)  # the first episode's seed would make it another one
                 made = self._make()
-                _require_names_for_all(made, self._num_actions)
+                if problem := _problem_with_names(made, self._num_actions):
+                    getattr(made, "close", lambda: None)()
+                    raise EnvironmentFaultError(problem)
                 self._environment = made
             seed_generators(seed)
             answer = self._asked("reset(seed=...)", _RESET, lambda it: it.reset(seed=seed))

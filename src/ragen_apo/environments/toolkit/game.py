@@ -157,7 +157,7 @@ class GameEnvironment:
         if not isinstance(answer, Answer):
             raise EnvironmentFaultError(
                 f"{self.properties.name}: {type(self._game).__name__}.play returned "
-                f"{shortened(repr(answer), 80)}; expected an Answer, such as "
+                f"{type(answer).__name__}; expected an Answer, such as "
                 "Answer(observation, reward=0.0)"
             )
         self._num_turns += 1
