@@ -8,6 +8,14 @@ from ragen_apo.errors import EnvironmentFaultError
 from ragen_apo.types import Task
 
 
+def is_of_the_call(error: TypeError) -> bool:
+    """Whether what was called did not take its arguments, and none of its code was run.
+
+    To be asked where the error is caught, right around the call.
+    """
+    return error.__traceback__ is not None and error.__traceback__.tb_next is None
+
+
 def made_policy(name: str, make: Callable[[], object]) -> ScriptedPolicy:
     """The policy of that name; raises EnvironmentFaultError for what makes none."""
     expected = (
@@ -16,7 +24,7 @@ def made_policy(name: str, make: Callable[[], object]) -> ScriptedPolicy:
     try:
         policy = make()
     except TypeError as error:
-        if error.__traceback__ and error.__traceback__.tb_next:  # its own code has raised it
+        if not is_of_the_call(error):
             raise
         raise EnvironmentFaultError(
             f"the scripted policy {name!r} cannot be made ({error}); {expected}"
@@ -34,7 +42,7 @@ def begin_policy(policy: ScriptedPolicy, task: Task, *, seed: int) -> None:
     try:
         policy.begin(task, seed=seed)
     except TypeError as error:
-        if error.__traceback__ and error.__traceback__.tb_next:  # its own code has raised it
+        if not is_of_the_call(error):
             raise
         raise EnvironmentFaultError(
             f"the scripted policy {type(policy).__name__}: begin does not take what it is given "
@@ -48,7 +56,7 @@ def reply_of(policy: ScriptedPolicy, observation: str) -> Reply:
     try:
         reply = policy.act(observation)
     except TypeError as error:
-        if error.__traceback__ and error.__traceback__.tb_next:  # its own code has raised it
+        if not is_of_the_call(error):
             raise
         raise EnvironmentFaultError(
             f"{who}: act does not take what it is given ({error}); expected def act(self, "

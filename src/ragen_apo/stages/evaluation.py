@@ -111,9 +111,9 @@ def _refuse_what_is_impossible(session: Session, plan: EvaluationPlan) -> None:
 def _say_what_is_replaced(session: Session, plan: EvaluationPlan) -> None:
     """A run keeps one evaluation: that of another split, or of more episodes, is gone after it."""
     run, asked = session.run, session.config.evaluation
-    number = len(plan.requests(session.environments))
     if not run.results.exists():
         return
+    number = len(plan.requests(session.environments))
     with suppress(RagenApoError):  # a damaged one is replaced without a word
         before = read_json(run.results, TypeAdapter(_Results), advice="")
         if before.split != asked.split or before.episodes > number:

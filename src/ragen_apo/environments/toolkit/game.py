@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from pydantic import BaseModel
 
 from ragen_apo.environments.base import EnvironmentProperties, ScriptedPolicy
+from ragen_apo.environments.policy_calls import is_of_the_call
 from ragen_apo.errors import ConfigError, EnvironmentFaultError
 from ragen_apo.printable import shortened
 from ragen_apo.seeding import derive_seed
@@ -60,11 +61,6 @@ class Game(Protocol):
     def key(self) -> str:
         """Identifies the state; the task and the number of turns need not be in it."""
         ...
-
-
-def _is_of_the_call(error: TypeError) -> bool:
-    """Whether what was called did not take its arguments, and none of its code was run."""
-    return error.__traceback__ is not None and error.__traceback__.tb_next is None
 
 
 def _named(function: Callable[..., Any]) -> str:
@@ -129,7 +125,7 @@ class GameEnvironment:
         try:
             game = self._start(task, seed)
         except (KeyError, TypeError, ValueError) as error:
-            if isinstance(error, TypeError) and _is_of_the_call(error):
+            if isinstance(error, TypeError) and is_of_the_call(error):
                 raise EnvironmentFaultError(
                     f"{name}: start, {_named(self._start)}, cannot be called with a task and a "
                     f"seed ({error}); expected start(task, seed), such as a class whose __init__ "
