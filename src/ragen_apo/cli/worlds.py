@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -24,6 +24,7 @@ from ragen_apo.errors import ConfigError
 from ragen_apo.plural import counted
 
 if TYPE_CHECKING:
+    from ragen_apo.environments.contract import PolicyResult
     from ragen_apo.environments.human.recordings import Recording
 
 PLAY_SEED = 0
@@ -127,15 +128,16 @@ def check(environment: str, *options: Overrides, num_tasks: Number = 50) -> int:
             with opened_environment(environment, keys) as played:
                 split, held_out = first_split(played), held_out_splits(played)
                 table = policy_table(played, num_tasks=num_tasks)
-        except FOREIGN_FAILURES as error:
-            if not is_broken and not isinstance(error, ContractError):
-                raise
+        except ContractError as error:
             if not is_broken:
                 found["scripted policies play the training tasks"] = str(error)
+        except FOREIGN_FAILURES:
+            if not is_broken:  # else it was told what is wrong
+                raise
         try:
             notes = notes_on(make)
         except FOREIGN_FAILURES:
-            if not any(found.values()):  # else it was told what is wrong
+            if not any(found.values()):
                 raise
     _say_what_was_found(found)
     if table or not any(found.values()):
@@ -144,6 +146,28 @@ def check(environment: str, *options: Overrides, num_tasks: Number = 50) -> int:
         say(f"{note}.")
     if any(found.values()):
         return 1
+    _say_what_training_lacks(table, split=split, held_out=held_out)
+    return 0
+
+
+def _say_what_was_found(found: Mapping[str, str | None]) -> None:
+    """A line for each promise; a cause that breaks several is told once."""
+    told: set[str] = set()
+    for promise, problem in found.items():
+        say(f"{'ok  ' if problem is None else 'NOT '} {promise}")
+        if problem is None:
+            continue
+        raised = re.search(r"raised? (.+ in .+, line \d+)", problem)
+        cause = raised[1] if raised else problem
+        indented = problem.replace("\n", "\n       ")
+        say(f"       {'as above' if cause in told else indented}")
+        told.add(cause)
+
+
+def _say_what_training_lacks(
+    table: Mapping[str, PolicyResult], *, split: str, held_out: Sequence[str]
+) -> None:
+    """What breaks no promise, and has to be known before a run."""
     if split != "train":
         say("The split train has no task, so nothing can be trained here.")
     elif "teacher" not in table:
@@ -160,21 +184,6 @@ def check(environment: str, *options: Overrides, num_tasks: Number = 50) -> int:
             )
     if held_out and "test" not in held_out:
         say(f"No task is of a split `test`: set evaluation.split to {' or '.join(held_out)}.")
-    return 0
-
-
-def _say_what_was_found(found: Mapping[str, str | None]) -> None:
-    """A line for each promise; a cause that breaks several is told once."""
-    told: set[str] = set()
-    for promise, problem in found.items():
-        say(f"{'ok  ' if problem is None else 'NOT '} {promise}")
-        if problem is None:
-            continue
-        raised = re.search(r"raised? (.+ in .+, line \d+)", problem)
-        cause = raised[1] if raised else problem
-        indented = problem.replace("\n", "\n       ")
-        say(f"       {'as above' if cause in told else indented}")
-        told.add(cause)
 
 
 data = App(

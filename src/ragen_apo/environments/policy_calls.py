@@ -1,4 +1,4 @@
-"""Calls of a scripted policy that say what it has to take and to return, where it does not."""
+"""Calls of scripted policies, which a user may have written: errors say what was expected."""
 
 from collections.abc import Callable
 from typing import cast

@@ -63,7 +63,8 @@ def require_agreement(
         logprobs_1T = token_logprobs(model, token_ids_1T, mask_1T, temperature=at_temperature)
         return (logprobs_1T[mask_1T].float().cpu() - torch.tensor(reported)).abs()
 
-    gap_N, gap_of_1 = gaps(temperature), float(gaps(1.0).mean())
+    gap_N = gaps(temperature)
+    gap_of_1 = (gap_N if temperature == 1 else gaps(1.0)).mean()
     # Those of a flat distribution hardly depend on the temperature: the nearer one tells.
     is_of_1 = temperature != 1 and gap_of_1 < MAX_SHARE_OF_1 * gap_N.mean()
     if gap_N.mean() <= MAX_MEAN_GAP and not is_of_1:
