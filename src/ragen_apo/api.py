@@ -37,6 +37,7 @@ from ragen_apo.config.named_code import (
     reference_to,
 )
 from ragen_apo.config.overrides import changes_in_words, differences, merge
+from ragen_apo.config.pretrained import with_pretrained
 from ragen_apo.config.references import (
     TRUST,
     code_named_by,
@@ -90,6 +91,7 @@ def train(
     *,
     until: RunEnd = "policy",
     environment: Environment | None = None,
+    pretrained: Path | str | None = None,
     resume: bool = False,
     trust_remote_code: bool = False,
     progress: bool = True,
@@ -105,6 +107,8 @@ def train(
             and its options. Or keys of the section, whose `name` may also be a function or class.
             The run records where it is defined. With `config` None: the function or class that
             the run was started with.
+        pretrained: the folder or hub name of a model, in place of the small one of `config`, with
+            the settings that it needs (docs/models.md).
         resume: continue the run in `run_dir` where it stopped, with its own configuration. Some
             keys may change: `training={"max_steps": 120}` trains a finished run for longer
             (docs/troubleshooting.md).
@@ -132,7 +136,9 @@ def train(
     resume = resume or (RunDirectory(path).config.is_file() and has_begun(path))
     changed_yaml = None
     if resume:
-        run, changed_yaml = _continued(config, path, environment, sections, trust_remote_code)
+        run, changed_yaml = _continued(
+            config, path, environment, pretrained, sections, trust_remote_code
+        )
         ranks = join_ranks(run.config.machine)
     elif config is None:
         raise ConfigError(
@@ -140,7 +146,7 @@ def train(
             "or a RunConfig; to continue the run in run_dir, give resume=True"
         )
     else:
-        given = read_config(config, environment=environment, **sections)
+        given = read_config(config, environment=environment, pretrained=pretrained, **sections)
         check_start(given)
         ranks = join_ranks(given.machine)
         run = Run(RunDirectory(path), given)
@@ -195,6 +201,7 @@ def _continued(
     config: Configuration | None,
     path: Path,
     environment: Environment | None,
+    pretrained: Path | str | None,
     sections: Mapping[str, Any],
     trust_remote_code: bool,
 ) -> tuple[Run, str | None]:
@@ -202,7 +209,11 @@ def _continued(
     from ragen_apo.stages.origin import MAY_CHANGE, may_change
 
     files = open_directory(path)
-    given = None if config is None else read_config(config, environment=environment, **sections)
+    given = None
+    if config is not None:
+        given = read_config(config, environment=environment, pretrained=pretrained, **sections)
+    elif pretrained is not None:
+        raise ConfigError("pretrained: a run goes on with its own model; leave pretrained out")
     sections = _with_named_algorithm(sections, of_run=files)
     began = load_run_config(files.config, may_import=trust_remote_code)
     if given is None:
@@ -479,6 +490,7 @@ def show_prompt(
     run: Run | Path | str | None = None,
     task: int = 0,
     environment: Environment | None = None,
+    pretrained: Path | str | None = None,
     **sections: Any,
 ) -> ShownPrompt:
     """A scripted episode as the agent would read and write it, token by token.
@@ -488,6 +500,7 @@ def show_prompt(
         run: a run whose tokenizer is used in place of the configuration's.
         task: which training task, counted from 0.
         environment: as for `train`.
+        pretrained: as for `train`.
         **sections: keys of the configuration to change, by section.
 
     Raises:
@@ -498,7 +511,7 @@ def show_prompt(
     from ragen_apo.stages.shown_prompt import show_prompt as show
 
     _require_range("task", task, least=0, most=LARGEST)
-    given = read_config(config, environment=environment, **sections)
+    given = read_config(config, environment=environment, pretrained=pretrained, **sections)
     tokenizer_of = None if run is None else open_directory(_path(run, "run"))
     return show(given, run=tokenizer_of, task=task)
 
@@ -601,7 +614,11 @@ def compare(
 
 
 def read_config(
-    config: Configuration, *, environment: Environment | None = None, **sections: Any
+    config: Configuration,
+    *,
+    environment: Environment | None = None,
+    pretrained: Path | str | None = None,
+    **sections: Any,
 ) -> RunConfig:
     """The configuration with the changes; `train` says what they may be. None changes nothing.
 
@@ -631,8 +648,10 @@ def read_config(
             values = {key: value for key, value in values.items() if key != "environment"}
         sections["environment"] = section
     sections = {name: section for name, section in sections.items() if section is not None}
-    layers = [_with_named_algorithm(each) for each in (values, sections)]
-    return config_of(list(map(_plain, layers)), source=source, problems=problems, may_import=True)
+    layers = [*with_pretrained(_plain(values), _plain(pretrained)), _plain(sections)]
+    return config_of(
+        list(map(_with_named_algorithm, layers)), source=source, problems=problems, may_import=True
+    )
 
 
 def _with_named_algorithm(

@@ -175,6 +175,15 @@ def test_a_refusal_is_one_sentence_without_the_token(
     assert "hf_of" not in str(caught.value)
 
 
+def test_a_hub_that_is_not_reached_is_no_fault_of_name_and_token(
+    published_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    with pytest.raises(HubError, match=r"The hub was not reached: look at the network") as caught:
+        push_to_hub(published_run, "me/shopper", endpoint="http://127.0.0.1:9")
+    assert "Expected a name" not in str(caught.value)
+
+
 def test_a_damaged_policy_is_not_published(published_run: Path) -> None:
     (published_run / "policy" / "model.safetensors").write_bytes(b"others")
     with pytest.raises(RunDirectoryError, match="damaged"):

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 @app.command(
     help_epilogue=examples(
         "train --config configs/shop.yaml --run-dir runs/mine --seed 1",
+        "train --config configs/sokoban.yaml --run-dir runs/mine --pretrained models/smollm2-135m",
         "train --run-dir runs/mine --resume",
         "train --run-dir runs/mine --resume --training.max_steps 120",
     )
@@ -43,6 +44,7 @@ def train(
     *overrides: Overrides,
     run_dir: Folder | None = None,
     config: Path | None = None,
+    pretrained: str | None = None,
     resume: bool = False,
     evaluate: bool = True,
     trust_remote_code: TrustRemoteCode = False,
@@ -59,6 +61,8 @@ def train(
         run_dir: Where everything goes. Required; must not exist yet, except with --resume.
         config: A YAML file, or the name of a configuration that comes with ragen-apo, such as shop
             (`ragen-apo configs` lists them). Not needed with --resume.
+        pretrained: Folder or hub name of a model to train in place of the small one of --config.
+            `ragen-apo configs pretrained` shows which settings come with it.
         resume: Continue the run in --run-dir where it stopped, with its own configuration. A run
             that is trained is evaluated and reported again, unless --no-evaluate is given.
         evaluate: Also evaluate the trained policy and write the report.
@@ -66,7 +70,7 @@ def train(
             environment's and an algorithm's (path.py:name). What the run's own configuration
             says about trust is ignored.
     """
-    run = _train(overrides, run_dir, config, resume, trust_remote_code, until="policy")
+    run = _train(overrides, run_dir, config, pretrained, resume, trust_remote_code, until="policy")
     say(f"trained policy: {run.files.policy}")
     if evaluate:
         evaluate_run(run)
@@ -84,6 +88,7 @@ def warm_start(
     *overrides: Overrides,
     run_dir: Folder | None = None,
     config: Path | None = None,
+    pretrained: str | None = None,
     resume: bool = False,
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
@@ -95,10 +100,13 @@ def warm_start(
         run_dir: Where everything goes. Required; must not exist yet, except with --resume.
         config: A YAML file, or the name of a configuration that comes with ragen-apo, such as shop
             (`ragen-apo configs` lists them). Not needed with --resume.
+        pretrained: As for `train`.
         resume: Continue a warm start that was interrupted.
         trust_remote_code: With --resume: as for `train`.
     """
-    run = _train(overrides, run_dir, config, resume, trust_remote_code, until="reference")
+    run = _train(
+        overrides, run_dir, config, pretrained, resume, trust_remote_code, until="reference"
+    )
     say(f"reference: {run.files.reference(0)}")
 
 
@@ -106,6 +114,7 @@ def _train(
     overrides: tuple[str, ...],
     run_dir: Path | None,
     config: Path | None,
+    pretrained: str | None,
     resume: bool,
     trust_remote_code: bool,
     *,
@@ -133,9 +142,10 @@ def _train(
     if config is None and (kept := RunDirectory(run_dir).config).is_file():
         load_run_config(kept, may_import=trust_remote_code)  # the options of its algorithm
     return api.train(
-        None if config is None else load_config(config, overrides),
+        None if config is None else load_config(config, overrides, pretrained=pretrained),
         run_dir,
         until=until,
+        pretrained=None if config else pretrained,
         resume=resume,
         trust_remote_code=trust_remote_code,
         **({} if config else sections_of(overrides)),
@@ -245,6 +255,7 @@ def configs(name: str | None = None) -> None:
 def show_prompt(
     config: Path | None = None,
     *overrides: Overrides,
+    pretrained: str | None = None,
     run: Path | None = None,
     task: NumberOrZero = 0,
 ) -> None:
@@ -257,6 +268,7 @@ def show_prompt(
         config: A YAML file, such as RUN/config.yaml; its model may be untrained. Required.
         overrides: Configuration keys to change, such as `--policy.path FOLDER` or
             `--agent.system_prompt rules_and_format`.
+        pretrained: As for `train`.
         run: A run directory whose tokenizer is used in place of the configuration's.
         task: Which training task, counted from 0.
     """
@@ -266,7 +278,7 @@ def show_prompt(
     if config is None:
         of_run = f", such as {run / 'config.yaml'}" if run else ""
         raise ConfigError(f"the configuration is missing: ragen-apo show-prompt FILE.yaml{of_run}")
-    chosen = load_config(config, overrides)
+    chosen = load_config(config, overrides, pretrained=pretrained)
     shown = api.show_prompt(chosen, run=run, task=task)
     played = shown.trajectory
     print(printable(f"task {played.task.task_id}: {played.task.instruction}"))

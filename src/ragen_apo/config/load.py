@@ -18,6 +18,7 @@ from ragen_apo.config.algorithms import (
 from ragen_apo.config.messages import Key, describe_problem, keys_of, shown
 from ragen_apo.config.moved import SOURCE_STYLE, is_of_0_1, present_keys
 from ragen_apo.config.overrides import merge, parse_overrides
+from ragen_apo.config.pretrained import with_pretrained
 from ragen_apo.config.references import is_reference, with_absolute_paths
 from ragen_apo.config.run import RunConfig
 from ragen_apo.config.section import NAMED_SECTIONS, as_section
@@ -50,16 +51,21 @@ _YOUNG_AND_FIXED = (
 
 
 def load_config(
-    path: Path | str, overrides: Sequence[str] = (), *, may_import: bool = True
+    path: Path | str,
+    overrides: Sequence[str] = (),
+    *,
+    pretrained: str | None = None,
+    may_import: bool = True,
 ) -> RunConfig:
     """The configuration in a YAML file, changed by overrides `--values.beta1 0.1` or `--seed=3`.
 
+    `pretrained` names a model in place of the small one, and sets what it needs (pretrained.py).
     `may_import` is as in `config_of`. Raises ConfigError with everything that is wrong, in the file
     and in the overrides.
     """
     values, problems = read_values(path)
     return config_of(
-        [values],
+        with_pretrained(values, pretrained),
         source=str(path),
         overrides=overrides,
         problems=problems,

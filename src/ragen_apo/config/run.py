@@ -149,10 +149,9 @@ def _of_model(config: RunConfig) -> Iterator[str]:
         if copies:
             yield (
                 "warm_start.copy trains on random tokens, for a model that starts from random "
-                f"weights, and policy.path is {policy.path!r}; set warm_start.copy.max_steps "
-                "to 0 to keep the demonstrations only, or warm_start.enabled to false. "
-                "Pretrained weights also need far smaller learning rates: see "
-                "configs/webshop_qwen.yaml"
+                f"weights, and policy.path is {policy.path!r}; name the model by --pretrained, "
+                "which also sets the far smaller learning rates that it needs, or set "
+                "warm_start.copy.max_steps to 0, or warm_start.enabled to false"
             )
         return
     if policy.lora is not None:

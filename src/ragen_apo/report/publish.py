@@ -59,10 +59,22 @@ def push_to_hub(
         # The hub's client raises errors of its own, of its HTTP library and of its validators.
         raise HubError(
             f"{repository}: the policy was not published at {hub.endpoint} "
-            f"({type(error).__name__}: {' '.join(str(error).split())[:300]}). Expected a name such "
-            "as owner/name and a token that may write there (`hf auth login`, or HF_TOKEN)"
+            f"({type(error).__name__}: {' '.join(str(error).split())[:300]}). "
+            f"{_way_out(error)}"
         ) from error
     return str(commit.commit_url)
+
+
+def _way_out(error: Exception) -> str:
+    """By the names of classes: the HTTP library of the hub's client changes with its version."""
+    if {each.__name__ for each in type(error).__mro__} & {"TransportError", "OfflineModeIsEnabled"}:
+        return (
+            "The hub was not reached: look at the network, HTTPS_PROXY, HF_ENDPOINT, HF_HUB_OFFLINE"
+        )
+    return (
+        "Expected a name such as owner/name and a token that may write there (`hf auth login`, or "
+        "HF_TOKEN)"
+    )
 
 
 def _files_of(folder: Path) -> dict[str, bytes | Path]:

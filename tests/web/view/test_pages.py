@@ -13,6 +13,7 @@ from ragen_apo.config import resolved_yaml
 from ragen_apo.files import append_json_line, read_json_lines
 from ragen_apo.report.load import load_run
 from ragen_apo.report.plots import panels
+from ragen_apo.run_directory import RunDirectory
 from tests import factories
 from tests.command_line import snapshot
 from tests.factories import episode, played, task, turn
@@ -53,6 +54,15 @@ def test_the_list_says_state_algorithm_and_results(trained_runs: Path) -> None:
     found = get(client(trained_runs), "/", find="group")
     assert "group/second" in found
     assert 'run=first"' not in found
+
+
+def test_only_what_trains_is_waited_for(tmp_path: Path) -> None:
+    waiting = "No curve yet"
+    run = write_run(tmp_path / "one", some_episodes(2))
+    assert waiting in get(client(tmp_path), "/run", run="one")
+    (run / "config.yaml").unlink()
+    RunDirectory(run).api_config.write_text("api: {model: m, base_url: 'http://host/v1'}\n")
+    assert waiting not in get(client(tmp_path), "/run", run="one")
 
 
 def test_a_run_shows_curves_episodes_and_where_the_time_went(trained_runs: Path) -> None:

@@ -100,6 +100,7 @@ def run_page(site: Site, name: str) -> dict[str, Any]:
         "curves": _curves(data, rates),
         "phases": [(one_line(phase, 60), duration(took)) for phase, took in phase_seconds(data)],
         "has_rows": bool(data.metrics),
+        "is_of_api": api_model(data) is not None,
     }
 
 
