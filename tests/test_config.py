@@ -340,7 +340,7 @@ class TestOverrides:
         ("agent: {context: {mode: single_turn, num_turns: 0}}", "agent.context.num_turns: got 0"),
         ("agent: {context: {num_turns: 2}}", "mode full holds every turn, got num_turns = 2"),
         ("agent: {max_context_tokens: 4096}", "must be at most policy.small.max_position (2048)"),
-        ("policy: {path: m}", "policy.path is 'm'; set warm_start.copy.max_steps to 0 to keep"),
+        ("policy: {path: m}", "policy.path is 'm'; name the model by --pretrained, which also"),
         ("policy: {lora: {}}", "policy.lora adapts a pretrained model and policy.path names none"),
         ("policy: {path: m, lora: {rank: 0}}", "lora.rank: got 0, expected a whole number at"),
         ("policy: {path: m, lora: 3}", "policy.lora: got 3, expected a section of keys or null"),

@@ -95,6 +95,7 @@ class RunDirectory:
     metrics = _File("metrics.jsonl")
     rollouts = _File("rollouts.jsonl")
     checkpoints = _File("checkpoints")
+    best = _File("best")
     adapter = _File("adapter")
     policy = _File("policy")
     results = _File("evaluation", "results.json")
@@ -177,7 +178,8 @@ class RunDirectory:
 
     def remove_leftovers(self) -> None:
         """Removes what killed writers left half written; for whoever holds the lock."""
-        for folder in (self.path, self.reference(0).parent, self.results.parent, self.report):
+        folders = (self.path, self.reference(0).parent, self.best, self.results.parent, self.report)
+        for folder in folders:
             remove_partial_files(folder)
 
     def locked(self) -> AbstractContextManager[None]:

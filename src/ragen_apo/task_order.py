@@ -10,7 +10,7 @@ draw, however many items it has. Within a category every item comes up equally o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from ragen_apo.environments.base import HasTasks
 from ragen_apo.errors import ConfigError
@@ -99,6 +99,13 @@ def epoch_slice(
         order = generator(seed, purpose, epoch).permutation(num_items)
         indices += order[offset : offset + batch_size - len(indices)].tolist()
     return indices
+
+
+def untrained_first(tasks: Iterable[Task], trained_on: Collection[str]) -> list[Task]:
+    """The tasks in their order, but those with these ids last: what is left over of the split
+    `train` by `training.max_tasks` can say how a policy does on new tasks.
+    """
+    return sorted(tasks, key=lambda task: task.task_id in trained_on)
 
 
 def training_tasks(

@@ -49,6 +49,14 @@ def test_where_something_is_drawn_a_small_split_begins_again_with_other_seeds(
     assert len({seed for _, seed in episodes}) == len(episodes)
 
 
+def test_tasks_that_are_trained_on_come_last() -> None:
+    environments = lakes()
+    tasks = environments.tasks("train")
+    trained = frozenset(task.task_id for task in tasks[:-1])
+    plan = EvaluationPlan("train", 2, 0.0, seed=3, trained_on=trained)
+    assert [each.task for each in plan.requests(environments)] == [tasks[-1], tasks[0]]
+
+
 def test_another_seed_and_another_repeat_draw_otherwise() -> None:
     environments = lakes(slippery=True)
 

@@ -37,6 +37,11 @@ def text_of_slides(run: RunData) -> str:
             {"early_stop": {"step": 12, "reason": "kl_per_sequence was above 3"}},
             "Training stopped early, after step 12 of 60: kl_per_sequence was above 3.",
         ),
+        (
+            {"best": {"step": 5, "success_rate": 0.7, "num_evaluations": 6, "split": "train"}},
+            "The policy has the weights after step 5: those of the best of 6 evaluations during "
+            "training, on the split ‘train’ (70.0%).",
+        ),
     ],
 )
 def test_the_whole_report_says_it(

@@ -45,6 +45,8 @@ _YOUNG_AND_FIXED = (
     "agent.template_options",
     "policy.revision",
     "training.best_of",
+    "training.eval_split",
+    "training.keep_best",
     "values.estimator",
 )
 """Those whose default is how such a run was made, and which may not change."""

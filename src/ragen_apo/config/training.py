@@ -154,9 +154,17 @@ class TrainingConfig(Section):
     num_rows: Annotated[int, BeforeValidator(whole_number), Field(ge=1, le=10_000)] = 128
     """Largest number of episodes that are played at the same time."""
     eval_every: Count | None = 10
-    """Steps between two evaluations on evaluation.split; null for none."""
+    """Steps between two evaluations on eval_split; null for none."""
     eval_episodes: Size = 100
     """Episodes of such an evaluation."""
+    eval_split: str | None = None
+    """Tasks of these evaluations; null for those of evaluation.split. Of the split train, those
+    that max_tasks leaves out of training come first."""
+    keep_best: bool = False
+    """The policy has the weights of the best of these evaluations, in place of the last step's:
+    highest success, then average reward, then the latest. It may be the one before the first step,
+    after distillation. eval_split must be another split than evaluation.split, such as train:
+    success on the tasks by which weights were chosen is too high."""
     checkpoint_every: Count = 10
     """Steps between two checkpoints."""
     keep_checkpoints: Count = 2
@@ -168,6 +176,15 @@ class TrainingConfig(Section):
     shuffle_returns: bool = False
     """Control experiment: give each trajectory another one's return."""
     early_stop: EarlyStopConfig = EarlyStopConfig()
+
+    @model_validator(mode="after")
+    def _there_is_something_to_choose_by(self) -> TrainingConfig:
+        if self.keep_best and self.eval_every is None:
+            raise ValueError(
+                "keep_best chooses among the evaluations during training, and eval_every is null; "
+                "set it to the number of steps between two of them"
+            )
+        return self
 
 
 class MonitorsConfig(Section):

@@ -13,6 +13,7 @@ from ragen_apo.agent.proxy import AgentProxy, EpisodeRequest
 from ragen_apo.agent.scripted import play_scripted_episodes
 from ragen_apo.evaluation.summary import outcome_summary, pass_at_by_task
 from ragen_apo.seeding import derive_seed
+from ragen_apo.task_order import untrained_first
 from ragen_apo.types import Trajectory
 
 BASELINES = ("heuristic", "random")
@@ -27,6 +28,8 @@ class EvaluationPlan:
     num_episodes: int
     temperature: float
     seed: int
+    trained_on: frozenset[str] = frozenset()
+    """Ids of tasks that are played last."""
 
     def requests(
         self, environments: EnvironmentManager, *, repeat: int = 0
@@ -36,7 +39,7 @@ class EvaluationPlan:
         Greedy play in a deterministic environment would repeat an episode exactly, which would make
         the interval too narrow: then each task is played once at most.
         """
-        tasks = environments.tasks(self.split)
+        tasks = untrained_first(environments.tasks(self.split), self.trained_on)
         num_episodes = self.num_episodes
         if self.temperature == 0 and environments.properties.deterministic:
             num_episodes = min(num_episodes, len(tasks))

@@ -134,6 +134,23 @@ def adapters(run: RunData) -> str | None:
     return f"Adapters{size} (LoRA) were trained; the model’s own weights stayed as they were."
 
 
+def chosen(run: RunData) -> str | None:
+    """By which evaluation the policy's weights were chosen, if they are not those of the end."""
+    best = mapping(run.record.get("best"))
+    if not best:
+        return None
+    number, rate = finite(best.get("num_evaluations")), finite(best.get("success_rate"))
+    of = "the best evaluation"
+    if number is not None:
+        of = f"the best of {counted(int(number), 'evaluation')}"
+    solved = "" if rate is None else f" ({percent(rate)})"
+    split = one_line(str(best.get("split") or "unknown"), 60)
+    return (
+        f"The policy has the weights after step {compact(best.get('step'))}: those of {of} during "
+        f"training, on the split ‘{split}’{solved}."
+    )
+
+
 def early_stop(run: RunData) -> str | None:
     """The step and the reason of an early stop, if there was one."""
     stopped = mapping(run.record.get("early_stop"))
@@ -198,6 +215,6 @@ def circumstances(run: RunData) -> list[str]:
     """
     control = shuffled(run)
     made = [origin(run), distilled(run), refreshed(run), control, adapters(run)]
-    ended = [early_stop(run), went_on(run), resumed(run)]
+    ended = [chosen(run), early_stop(run), went_on(run), resumed(run)]
     sentences = [searched(run), *made, *ended, cost(run), faults(run)]
     return [sentence for sentence in sentences if sentence]

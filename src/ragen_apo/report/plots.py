@@ -184,11 +184,10 @@ def _draw_panel(axes: Axes, panel: Panel, rows: Rows, run: RunData) -> None:
 
 def _is_evaluated_as_while_training(run: RunData) -> bool:
     """Whether the results are of the split and temperature of the evaluations during training."""
-    played = mapping(run.results.get("evaluation"))
-    return all(
-        played.get(key, run.option("evaluation", key)) == run.option("evaluation", key)
-        for key in ("split", "temperature")
-    )
+    after = {**mapping(run.config.get("evaluation")), **mapping(run.results.get("evaluation"))}
+    split = run.option("training", "eval_split") or run.option("evaluation", "split")
+    temperature = run.option("evaluation", "temperature")
+    return (after.get("split"), after.get("temperature")) == (split, temperature)
 
 
 def smoothed(values: Sequence[float]) -> list[float] | None:

@@ -1,6 +1,8 @@
 """How much room a run takes on the disk at most, known before anything is computed.
 
     initial/, references/N/, distilled/, policy/    all weights each, with adapters added to them
+    best/           with `training.keep_best` what is trained, twice, and once more while it is
+                    written
     checkpoints/    what is trained, its moments, and what the algorithm trains or keeps besides:
                     the newest `training.keep_checkpoints`, and one more while it is written
 
@@ -93,6 +95,8 @@ def plan_disk(
         planned = 1 + config.reference.num_after_steps(training.max_steps)
         num_models += max(planned, len(RunDirectory(folder).reference_versions()))
         num_models += config.distillation.enabled
+        if training.keep_best and config.policy.lora is None:
+            num_models += 3  # two in best/, and one more while it is written
         ever += math.ceil(training.max_steps / training.checkpoint_every)
         if config.distillation.enabled:
             ever += _most_of_distillation(config, most=most)

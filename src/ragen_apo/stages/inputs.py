@@ -103,7 +103,8 @@ def check_run_inputs(
     _check_number_format(config)
     require_trackers(config.tracking)
     _check_ranks(config)
-    _check_tasks(config.evaluation.split, environment, name=name)
+    _check_tasks(config, environment)
+    _check_choice_of_best(config, environment)
     tasks = training_tasks(environment, name=name, max_tasks=training.max_tasks, seed=config.seed)
     _check_teacher(config, environment)
     _check_chance(config, environment)
@@ -167,21 +168,43 @@ def _check_ranks(config: RunConfig) -> None:
         )
 
 
-def _check_tasks(split: str, environment: HasTasks, *, name: str) -> None:
-    """Raises ConfigError where the split of evaluations has no tasks.
+def _check_tasks(config: RunConfig, environment: HasTasks) -> None:
+    """Raises ConfigError where a split of evaluations has no tasks.
 
     And EnvironmentFaultError for tasks, also of training, that would break hours later, when they
     are stored.
     """
+    name = config.environment.name
+    named = {"evaluation.split": config.evaluation.split}
+    if config.training.eval_split is not None:
+        named["training.eval_split"] = config.training.eval_split
     with in_one_sentence(name, "tasks"):
         by_split = {"train": environment.tasks("train")}
-        try:
-            by_split[split] = tasks_of(environment, split)
-        except ConfigError as error:
-            raise ConfigError(f"evaluation.split: {error}") from error
+        for key, split in named.items():
+            try:
+                by_split[split] = tasks_of(environment, split)
+            except ConfigError as error:
+                raise ConfigError(f"{key}: {error}") from error
     for each, tasks in by_split.items():
         if problem := problem_with_tasks(tasks, environment.properties.name):
             raise EnvironmentFaultError(f"the environment {name!r}: tasks({each!r}): {problem}")
+
+
+def _check_choice_of_best(config: RunConfig, environment: HasTasks) -> None:
+    """Weights must not be chosen by the tasks that the final evaluation plays."""
+    training, evaluation = config.training, config.evaluation
+    if not training.keep_best:
+        return
+    split = training.eval_split or evaluation.split
+    chosen_by = {task.task_id for task in tasks_of(environment, split)}
+    played = tasks_of(environment, evaluation.split)[: evaluation.num_episodes]
+    if shared := sum(task.task_id in chosen_by for task in played):
+        raise ConfigError(
+            f"training.keep_best chooses weights by tasks of the split {split!r} "
+            f"(training.eval_split), and {shared} of them are played in the evaluation after "
+            f"training (evaluation.split {evaluation.split!r}), whose success would be too high; "
+            "set training.eval_split to another split, such as train"
+        )
 
 
 def _check_teacher(config: RunConfig, environment: HasTasks) -> None:
@@ -245,13 +268,14 @@ def _unplayed_categories(config: RunConfig, environment: HasTasks) -> list[str]:
 
     Rare categories, which a mixed order may leave out by chance, are not mentioned.
     """
-    split, training = config.evaluation.split, config.training
-    tasks = tasks_of(environment, split)
-    sizes = {"evaluation.num_episodes": config.evaluation.num_episodes}
+    training, evaluation = config.training, config.evaluation
+    sizes = {"evaluation.num_episodes": (evaluation.split, evaluation.num_episodes)}
     if training.eval_every is not None:
-        sizes["training.eval_episodes"] = training.eval_episodes
+        split = training.eval_split or evaluation.split
+        sizes["training.eval_episodes"] = (split, training.eval_episodes)
     found = []
-    for key, size in sizes.items():
+    for key, (split, size) in sizes.items():
+        tasks = tasks_of(environment, split)
         played = {task.category for task in tasks[:size]}
         unplayed = [task.category for task in tasks if task.category not in played]
         if len(unplayed) > MENTIONED_SHARE * len(tasks):

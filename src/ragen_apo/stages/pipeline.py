@@ -72,6 +72,7 @@ from ragen_apo.stages.origin import (
 from ragen_apo.stages.stored_values import note_samples
 from ragen_apo.stages.training import reference_model, run_stage_two
 from ragen_apo.stages.values import estimate_values, note_stage_one_tokens, note_values
+from ragen_apo.task_order import untrained_first
 from ragen_apo.training.checkpoint import (
     DISTILLATION,
     PHASES,
@@ -244,12 +245,15 @@ def _require_room_for_prompts(session: Session, policy: LanguageModel) -> None:
     plays it. Tried is the longest instruction, of the training tasks and of those of evaluations.
     """
     config, environments = session.config, session.environments
-    num_evaluated = config.evaluation.num_episodes
-    if config.training.eval_every is not None:
-        num_evaluated = max(num_evaluated, config.training.eval_episodes)
-    evaluated = tasks_of(environments, config.evaluation.split)[:num_evaluated]
+    training, evaluation, trained = config.training, config.evaluation, session.training_tasks()
+    evaluated = tasks_of(environments, evaluation.split)[: evaluation.num_episodes]
+    if training.eval_every is not None:
+        split = training.eval_split or evaluation.split
+        ids = {task.task_id for task in trained}
+        new_first = untrained_first(tasks_of(environments, split), ids)
+        evaluated = [*evaluated, *new_first[: training.eval_episodes]]
     context = build_context(config.agent, policy, environments)
-    for tasks in (session.training_tasks(), evaluated):
+    for tasks in (trained, evaluated):
         longest = max(tasks, key=lambda task: len(task.instruction))
         request = EpisodeRequest(longest, derive_seed(config.seed, "longest-instruction"))
         for episode in begin_episodes([(0, request)], environments, context):

@@ -15,6 +15,7 @@ from ragen_apo.files import append_json_line, read_json_lines
 from ragen_apo.plural import counted
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.session import Session
+from ragen_apo.stages.best import BestWatch, keep_as_best, take_best, watch_of
 from ragen_apo.stages.distillation import distil
 from ragen_apo.stages.early_stop import EarlyStop, EarlyStopWatch
 from ragen_apo.stages.origin import note_reference
@@ -46,6 +47,8 @@ def run_stage_two(
         trainer = make_trainer(session, policy, tasks, position=position)
     with contextlib.closing(trainer):
         _take_steps(session, trainer, tasks, position)
+    if session.config.training.keep_best:
+        take_best(session, policy)
 
 
 def _take_steps(
@@ -54,13 +57,14 @@ def _take_steps(
     config, max_steps = session.config.training, session.config.training.max_steps
     rows = session.ranks.from_first(lambda: read_json_lines(session.run.metrics), "rows so far")
     watch = EarlyStopWatch(config.early_stop, rows)
+    best = watch_of(session) if config.keep_best else None
 
     def is_over() -> bool:
         """Asked of the present position; a new reference can end training as well."""
         return position.step >= max_steps or watch.stopped is not None or not trainer.tasks
 
     if position.step == 0:
-        _note_distilled(session, trainer.proxy)
+        _note_distilled(session, trainer, best)
     elif not is_over() and _refresh_was_left_out(session, position):
         position = _refresh_reference(session, trainer, tasks, position)
     session.progress.start("stage 2", max_steps)
@@ -71,13 +75,16 @@ def _take_steps(
         row = _row(session, trainer, position, result.metrics)
         watch.note(row)
         is_evaluated = _is_due(position.step, config.eval_every, is_last=is_over())
-        _note_step(session, trainer, row, result.kept_episodes, is_evaluated=is_evaluated)
+        is_best = _note_step(
+            session, trainer, row, result.kept_episodes, is_evaluated=is_evaluated, best=best
+        )
         is_refreshed = not is_over() and _refresh_is_due(session, position, row)
         if is_refreshed:
             position = _refresh_reference(session, trainer, tasks, position)
             session.progress.start("stage 2", max_steps)
         is_distilled = is_refreshed and session.config.distillation.enabled
-        if is_distilled or _is_due(position.step, config.checkpoint_every, is_last=is_over()):
+        is_due = _is_due(position.step, config.checkpoint_every, is_last=is_over())
+        if is_distilled or is_best or is_due:
             _save(session, trainer, position)
     stopped = watch.stopped
     if not trainer.tasks:
@@ -192,17 +199,25 @@ def _note_step(
     kept_episodes: Sequence[dict[str, Any]],
     *,
     is_evaluated: bool,
-) -> None:
-    """Writes what a step has to show, with an evaluation of the policy after it if it is due."""
+    best: BestWatch | None,
+) -> bool:
+    """Writes what a step has to show, with an evaluation of the policy after it if it is due.
+
+    Returns whether that is the best so far, whose weights are kept.
+    """
     episodes: Sequence[Trajectory] = ()
     if is_evaluated:
         trainer.pause_rollouts()
         episodes = _evaluation_episodes(session, trainer.proxy)
         row = row | _outcome(episodes)
+    is_best = best is not None and best.note(row)
+    if is_best:
+        keep_as_best(session, trainer.policy, step=int(row["step"]))
     for kept in kept_episodes if session.ranks.is_first else ():
         append_json_line(session.run.rollouts, kept)
     session.note_row(session.run.metrics, row, episodes=episodes)
     session.progress.update(int(row["step"]), _note(row))
+    return is_best
 
 
 def _is_due(step: int, every: int | None, *, is_last: bool) -> bool:
@@ -210,13 +225,14 @@ def _is_due(step: int, every: int | None, *, is_last: bool) -> bool:
 
 
 def _evaluation_episodes(session: Session, proxy: AgentProxy) -> list[Trajectory]:
-    """Played on the evaluation split with the present weights; nothing is selected by them."""
+    """Played with the present weights."""
     config = session.config
     plan = EvaluationPlan(
-        split=config.evaluation.split,
+        split=config.training.eval_split or config.evaluation.split,
         num_episodes=config.training.eval_episodes,
         temperature=config.evaluation.temperature,
         seed=config.seed,
+        trained_on=frozenset(task.task_id for task in session.training_tasks()),
     )
     return play_evaluation(proxy, plan, policy_version="evaluation")
 
@@ -238,7 +254,7 @@ def _note(row: dict[str, float | int]) -> str:
     return note
 
 
-def _note_distilled(session: Session, proxy: AgentProxy) -> None:
+def _note_distilled(session: Session, trainer: Trainer, best: BestWatch | None) -> None:
     """Evaluates what was distilled, once, before the first step: one more row of its curve."""
     curve = session.run.distillation
     rows = session.ranks.from_first(lambda: read_json_lines(curve), "curve of the distillation")
@@ -246,7 +262,9 @@ def _note_distilled(session: Session, proxy: AgentProxy) -> None:
     is_noted = any("eval_success_rate" in row for row in rows)
     if rows and not is_noted and session.config.training.eval_every is not None:
         labels = {key: rows[-1][key] for key in ("phase", "reference_version", "step")}
-        outcome = _outcome(_evaluation_episodes(session, proxy))
+        outcome = _outcome(_evaluation_episodes(session, trainer.proxy))
+        if best is not None and best.note({"step": 0, **outcome}):
+            keep_as_best(session, trainer.policy, step=0)
         session.note_row(curve, labels | outcome)
 
 

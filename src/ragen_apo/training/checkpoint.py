@@ -95,13 +95,14 @@ def save_checkpoint(
     *,
     position: Position,
     model: nn.Module,
-    optimizer: Optimizer,
+    optimizer: Optimizer | None,
     keep: int,
     algorithm_state: Mapping[str, Tensor] = MappingProxyType({}),
     ranks: Ranks = ALONE,
 ) -> None:
     """Writes a checkpoint and removes all but the newest `keep`: the first rank does.
 
+    Without an optimizer training cannot go on from it: it is for `load_weights` alone.
     Tensors in shares are gathered there, for which all ranks have to come. If it cannot be written
     (a full disk), the earlier ones stay and CheckpointError is raised.
     """
@@ -109,7 +110,7 @@ def save_checkpoint(
         return
     tensors = {
         WEIGHTS_FILE: trained_tensors(model),
-        OPTIMIZER_FILE: optimizer.state_tensors(),
+        **({} if optimizer is None else {OPTIMIZER_FILE: optimizer.state_tensors()}),
         **({ALGORITHM_FILE: algorithm_state} if algorithm_state else {}),
     }
     tensors = {file: whole_tensors(each, keep=ranks.is_first) for file, each in tensors.items()}
@@ -176,6 +177,16 @@ def load_latest_checkpoint(directory: Path, *, model: nn.Module) -> Position | N
     with checkpoint_errors(path, WEIGHTS_FILE):
         load_trained_tensors(model, load_file(path / WEIGHTS_FILE))
     return position
+
+
+def load_weights(path: Path, *, model: nn.Module) -> None:
+    """Puts the weights of the checkpoint `path` into the model.
+
+    Raises CheckpointError for one that is missing, cut off or belongs to another model.
+    """
+    with checkpoint_errors(path, WEIGHTS_FILE):
+        check_checksums(path, [WEIGHTS_FILE, STATE_FILE])
+        load_trained_tensors(model, load_file(path / WEIGHTS_FILE))
 
 
 def load_moments(path: Path, optimizer: Optimizer) -> None:
