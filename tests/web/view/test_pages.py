@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from ragen_apo.config import resolved_yaml
+from ragen_apo.config.api_model import api_model_config
+from ragen_apo.config.yaml_text import dump_yaml
 from ragen_apo.files import append_json_line, read_json_lines
 from ragen_apo.report.load import load_run
 from ragen_apo.report.plots import panels
@@ -294,6 +296,55 @@ def test_two_runs_that_did_not_play_the_same_say_so(tmp_path: Path) -> None:
         in page
     )
     assert "evaluation.search: A null, B {" in page
+
+
+def test_a_run_and_a_model_behind_an_api_that_was_given_its_configuration_played_the_same(
+    tmp_path: Path,
+) -> None:
+    """Its results may be older than their field `evaluation`, and it is told the form."""
+    write_run(tmp_path / "run", some_episodes(2), config=resolved_yaml(factories.config()))
+    for name, changes in {"cold": (), "warm": ("--evaluation.temperature=1",)}.items():
+        config = api_model_config(
+            factories.config(*changes),
+            model="m",
+            base_url="http://x/v1",
+            max_tokens=9,
+            extra_body={},
+        )
+        folder = RunDirectory(write_run(tmp_path / name, some_episodes(2)))
+        folder.config.unlink()
+        folder.api_config.write_text(dump_yaml(config.written()))
+    pages = client(tmp_path)
+    assert "configurations" not in get(pages, "/compare", a="run", b="cold")
+    for a in ("run", "cold"):
+        page = get(pages, "/compare", a=a, b="warm")
+        assert "differ in what was played: evaluation.temperature: A 0.0, B 1.0." in page
+
+
+def test_runs_whose_agents_were_told_or_paid_otherwise_say_so(tmp_path: Path) -> None:
+    for name, agent in {
+        "a": "{}",
+        "b": "{format_penalty: -0.5}",
+        "c": "{system_prompt: hi}",
+    }.items():
+        write_run(tmp_path / name, some_episodes(2), config=f"agent: {agent}")
+    pages = client(tmp_path)
+    page = get(pages, "/compare", a="a", b="b")
+    assert "differ in what was played: agent.format_penalty: A -0.05, B -0.5." in page
+    assert "agent.system_prompt: A &#34;none&#34;, B &#34;hi&#34;." in get(
+        pages, "/compare", a="a", b="c"
+    )
+
+
+def test_an_option_that_one_run_writes_out_may_be_the_default_of_the_other(tmp_path: Path) -> None:
+    for name, option in {"a": "", "b": ", max_turns: 10", "c": ", num_products: 9"}.items():
+        config = f"environment: {{name: shop{option}}}"
+        write_run(tmp_path / name, some_episodes(2), config=config)
+    page = get(client(tmp_path), "/compare", a="a", b="b")
+    assert (
+        "Their configurations may differ in what was played: "
+        "environment.max_turns: A left at its default, B 10."
+    ) in page
 
 
 def test_the_values_of_a_task_lead_to_its_samples(trained_runs: Path) -> None:
