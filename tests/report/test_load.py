@@ -86,11 +86,15 @@ def test_a_broken_file_is_refused_by_name(
     assert Path(name).name in str(caught.value)
 
 
-def test_a_metrics_line_cut_off_by_a_kill_is_left_out(build_run: Callable[..., Path]) -> None:
-    directory = build_run()
-    with (directory / "metrics.jsonl").open("a") as stream:
-        stream.write('{"step": 61, "lo')
-    assert len(load_run(directory).metrics) == 60
+def test_a_curve_that_has_lost_its_end_is_refused(build_run: Callable[..., Path]) -> None:
+    """Of a run that is over; a line break may be lacking."""
+    file = build_run() / "metrics.jsonl"
+    whole = file.read_text()
+    file.write_text(whole.removesuffix("\n"))
+    assert len(load_run(file.parent).metrics) == 60
+    file.write_text(whole[:-20])
+    with pytest.raises(RunDirectoryError, match=r"metrics.jsonl, line 60 is cut off, and the run"):
+        load_run(file.parent)
 
 
 @pytest.mark.parametrize("value", [None, "1", True, math.nan, math.inf, [1.0]])

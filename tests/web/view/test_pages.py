@@ -262,6 +262,41 @@ def test_a_comparison_names_failures_in_the_words_of_each_environment(tmp_path: 
     assert ("mumbled" in page, "stammered" in page, "unreadable" in page) == (True, True, False)
 
 
+def test_a_finished_run_whose_curve_has_lost_its_end_says_so_and_shows_the_rest(
+    tmp_path: Path,
+) -> None:
+    rows = [{"step": step, "loss": 1.0 / step} for step in (1, 2, 3)]
+    run = RunDirectory(write_run(tmp_path / "one", some_episodes(2), metrics=rows))
+    pages = client(tmp_path)
+    assert "cut off" not in get(pages, "/run", run="one")
+    run.metrics.write_text(run.metrics.read_text()[:-5])
+    page = get(pages, "/run", run="one")
+    assert "metrics.jsonl, line 3 is cut off" in page
+    assert "steps 1 to 2" in page
+    run.results.unlink()
+    assert "cut off" not in get(pages, "/run", run="one"), "it is being written"
+
+
+@pytest.mark.parametrize(("kept", "found"), [(4, "4 episodes"), (0, "0 episodes")])
+def test_an_evaluation_that_has_lost_episodes_says_so(
+    kept: int, found: str, tmp_path: Path
+) -> None:
+    for name in ("one", "whole"):
+        run = RunDirectory(write_run(tmp_path / name, some_episodes(6, every=1)))
+    file = RunDirectory(tmp_path / "one").episodes
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(lines[:kept]) + lines[kept][: 20 * kept])
+    pages = client(tmp_path)
+    for path in ("/run", "/episodes", "/failures", "/compare"):
+        page = get(pages, path, run="one", a="whole", b="one")
+        assert f"episodes.jsonl has {found}, and {run.results.parents[2]}" in page
+        assert "counts 6" in page
+        assert "episodes.jsonl has" not in get(pages, path, run="whole", a="whole", b="whole")
+    assert "6 of 6, 100.0%" in get(pages, "/failures", run="one")
+    file.write_text("".join(lines[:3]))
+    assert "episodes.jsonl has 3 episodes" in get(pages, "/failures", run="one")
+
+
 def test_two_runs_are_compared_on_their_common_tasks(tmp_path: Path) -> None:
     write_run(tmp_path / "a", some_episodes(6, every=2))
     write_run(tmp_path / "b", [*some_episodes(4, every=3), played("another")])

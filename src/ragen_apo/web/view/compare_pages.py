@@ -51,6 +51,7 @@ def compare(site: Site, request: Request) -> Response:
         a=a,
         b=b,
         labels=[algorithm_label(data) for data in runs],
+        damage=site.damage(a, num_episodes=len(first)) + site.damage(b, num_episodes=len(second)),
         different=_different(*runs),
         counts={"any": len(pairs)} | {each: counts[each] for each in OUTCOMES.values()},
         patterns=[site.pattern_names(name) for name in (a, b)],
@@ -71,9 +72,9 @@ def _different(first: RunData, second: RunData) -> str:
     """How what they were told to play differs although the tasks have the same ids; or may differ,
     where one has an option written out that may be the other's default. Empty if it does not.
     """
-    of_one_kind = (api_model(first) is None) == (api_model(second) is None)
-    played = [_played(each, as_told=not of_one_kind) for each in (first, second)]
-    changes = list(differences(*played, absent=_DEFAULT))
+    of_both_kinds = (api_model(first) is None) != (api_model(second) is None)
+    a, b = (_played(each, as_told=of_both_kinds) for each in (first, second))
+    changes = list(differences(a, b, absent=_DEFAULT))
     if not changes:
         return ""
     may = "" if any(_DEFAULT not in each[1:] for each in changes) else "may "
