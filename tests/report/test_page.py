@@ -122,6 +122,12 @@ def test_hostile_text_stays_text(build_run: Callable[..., Path]) -> None:
     assert episode["turns"][0]["reward"] is None
 
 
+def test_tokens_that_a_policy_reads_are_the_new_ones_of_a_turn(
+    build_run: Callable[..., Path],
+) -> None:
+    assert 'data-read="new tokens"' in page(load_run(build_run()), curves=[])
+
+
 def test_every_evaluated_episode_is_in_the_page_turn_by_turn(
     build_run: Callable[..., Path],
 ) -> None:

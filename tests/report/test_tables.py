@@ -153,6 +153,14 @@ def test_the_findings_compare_with_the_reference_and_name_the_weak_spots(
     ]
 
 
+def test_of_several_weakest_categories_none_is_named(build_run: Callable[..., Path]) -> None:
+    run = load_run(build_run())
+    rates = {"a": 0.5, "b": 0.0, "c": 0.0, "d": 0.2}
+    categories = {name: {"success_rate": rate, "episodes": 4} for name, rate in rates.items()}
+    run = dataclasses.replace(run, results={**run.results, "by_category": categories})
+    assert "Weakest categories: 2 of 4 at 0.0%." in key_sentences(run)
+
+
 @pytest.mark.parametrize(
     ("config", "record", "sentence"),
     [

@@ -297,6 +297,18 @@ def test_an_evaluation_that_has_lost_episodes_says_so(
     assert "episodes.jsonl has 3 episodes" in get(pages, "/failures", run="one")
 
 
+def test_a_page_says_which_tokens_were_read(tmp_path: Path) -> None:
+    """A policy's are the new ones of the turn; servers count the whole conversation."""
+    for name in ("run", "asked"):
+        run = RunDirectory(write_run(tmp_path / name, some_episodes(2)))
+    run.config.rename(run.api_config)
+    run.api_config.write_text("api: {model: m, base_url: 'http://host/v1'}\n")
+    pages = client(tmp_path)
+    assert re.search(r"\d tokens written after \d new ones read", get(pages, "/episode", run="run"))
+    page = get(pages, "/episode", run="asked")
+    assert re.search(r"\d tokens written after \d of the whole conversation read", page)
+
+
 def test_two_runs_are_compared_on_their_common_tasks(tmp_path: Path) -> None:
     write_run(tmp_path / "a", some_episodes(6, every=2))
     write_run(tmp_path / "b", [*some_episodes(4, every=3), played("another")])

@@ -21,6 +21,7 @@ from ragen_apo.environments.base import PatternWords
 from ragen_apo.errors import RunDirectoryError
 from ragen_apo.evaluation.failures import FailurePattern
 from ragen_apo.files import File, cut_line, ends_whole, file_now, read_json
+from ragen_apo.report.api_model import api_model
 from ragen_apo.report.load import (
     RunData,
     evaluation_command,
@@ -166,6 +167,7 @@ class Site:
             v_star=v_star,
             value_name=_BASELINES.get(baseline, "V*") if has_values else "V*",
             normalized=data.option("algorithm", "length_normalization") == "tokens",
+            reads_whole=api_model(data) is not None,
         )
 
     def num_episodes(self, name: str, source: str) -> int:
