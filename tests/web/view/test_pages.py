@@ -297,6 +297,21 @@ def test_an_evaluation_that_has_lost_episodes_says_so(
     assert "episodes.jsonl has 3 episodes" in get(pages, "/failures", run="one")
 
 
+def test_an_evaluation_of_a_model_behind_an_api_says_how_far_it_is(tmp_path: Path) -> None:
+    run = RunDirectory(write_run(tmp_path / "asked"))
+    run.config.unlink()
+    api = "api: {model: m, base_url: 'http://host/v1'}"
+    run.api_config.write_text(f"{api}\nevaluation: {{num_episodes: 20}}\n")
+    pages = client(tmp_path)
+    assert "0 answers so far, in 0 of up to 20 episodes" in get(pages, "/")
+    for number in (0, 0, 3):
+        append_json_line(run.answers, {"episode": number, "turn": 0, "answer": {}})
+    with run.answers.open("a") as stream:
+        stream.write('{"episode": 4')  # is being written
+    for path in ("/", "/run"):
+        assert "3 answers so far, in 2 of up to 20 episodes" in get(pages, path, run="asked")
+
+
 def test_a_page_says_which_tokens_were_read(tmp_path: Path) -> None:
     """A policy's are the new ones of the turn; servers count the whole conversation."""
     for name in ("run", "asked"):

@@ -41,7 +41,7 @@ from ragen_apo.web.view.episodes import (
 )
 from ragen_apo.web.view.folder import RunsFolder
 from ragen_apo.web.view.query import FILES, REFERENCE, EpisodeKey
-from ragen_apo.web.view.rows import EpisodeIndex, Progress, progress, read_rows
+from ragen_apo.web.view.rows import EpisodeIndex, Progress, num_answers, progress, read_rows
 from ragen_apo.web.view.state import RunState, state_of
 from ragen_apo.web.view.token_texts import FILE as TOKENIZER
 from ragen_apo.web.view.token_texts import MAX_BYTES, decoder, numbers
@@ -64,6 +64,7 @@ class Site:
         self.folder = folder
         self._data = lru_cache(NUM_RUNS)(_read_data)
         self._progress = lru_cache(NUM_RUNS)(lambda file: progress(read_rows(file.path)))
+        self._answers = lru_cache(NUM_RUNS)(lambda file: num_answers(file.path))
         self._rows = lru_cache(NUM_METRICS)(lambda file: read_rows(file.path))
         self._indexes = lru_cache(NUM_INDEXES)(lambda path, inode: EpisodeIndex())
         self._decoders = lru_cache(NUM_TOKENIZERS)(lambda file: decoder(file.path))
@@ -94,6 +95,11 @@ class Site:
         """What a list says of a file of metrics."""
         found = self._file(getattr(self.folder.run(name), file))
         return Progress({}) if found is None else self._progress(found)
+
+    def num_answers(self, name: str) -> tuple[int, int]:
+        """How many answers a model behind an API has given, and in how many episodes."""
+        found = self._file(self.folder.run(name).answers)
+        return (0, 0) if found is None else self._answers(found)
 
     def decoder(self, name: str) -> Decode:
         """What tells the text of a run's tokens; all its models share a tokenizer."""
