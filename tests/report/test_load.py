@@ -58,8 +58,10 @@ def test_a_run_that_is_not_trained_yet_is_refused_with_the_command_that_goes_on(
 
 
 def test_a_directory_that_is_no_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RunDirectoryError, match="is not a run"):
+    with pytest.raises(RunDirectoryError, match="is not a run: there is no folder .*nowhere"):
         load_run(tmp_path / "nowhere")
+    with pytest.raises(RunDirectoryError, match=r"is not a run: there is no .*config.yaml"):
+        load_run(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -312,6 +312,14 @@ def test_an_evaluation_of_a_model_behind_an_api_says_how_far_it_is(tmp_path: Pat
         assert "3 answers so far, in 2 of up to 20 episodes" in get(pages, path, run="asked")
 
 
+def test_the_order_of_a_list_has_names_that_make_sense(tmp_path: Path) -> None:
+    write_run(tmp_path / "one", some_episodes(2))
+    page = get(client(tmp_path), "/episodes", run="one")
+    assert re.findall("<option[^>]*>([a-z ]+(?:order|first))<", page) == [
+        *("file order", "newest first", "best first", "worst first", "longest first")
+    ]
+
+
 def test_a_page_says_which_tokens_were_read(tmp_path: Path) -> None:
     """A policy's are the new ones of the turn; servers count the whole conversation."""
     for name in ("run", "asked"):
