@@ -150,7 +150,7 @@ def test_a_relative_run_is_not_found_from_another_directory_and_says_where_it_lo
         with pytest.raises(RunDirectoryError) as caught:
             use(relative)
         assert str(caught.value).startswith(
-            f"run is not a run: there is no {tmp_path / 'run' / 'config.yaml'}"
+            f"run is not a run: there is no folder {tmp_path / 'run'}."
         )
 
 

@@ -399,7 +399,7 @@ def test_a_catalogue_with_a_duplicate_id(command: Command, config: Path, tmp_pat
 
 def test_resume_of_what_is_no_run(command: Command, tmp_path: Path) -> None:
     result = command("train", "--run-dir", tmp_path / "none", "--resume")
-    assert_refused(result, "is not a run", "config.yaml")
+    assert_refused(result, "is not a run", f"there is no folder {tmp_path / 'none'}")
     assert not (tmp_path / "none").exists()
 
 

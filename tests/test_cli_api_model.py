@@ -176,7 +176,7 @@ def test_a_wrong_key_is_one_line_without_the_key(
     ("model", "environment", "folder"),
     [
         ("Qwen/Qwen3-8B", "webshop", "Qwen-Qwen3-8B-webshop"),
-        ("../../etc", "/tmp/my env.py:make", "etc-tmp-my-env.py-make"),
+        ("../../etc", "/tmp/my env.py:make", "etc-my-env-make"),
         ("模型", "..", "model"),
     ],
 )

@@ -404,6 +404,34 @@ def read_records(path: Path, kind: TypeAdapter[Record]) -> list[Record]:
     return records
 
 
+def ends_whole(path: Path) -> bool:
+    """Whether a JSONL file has its last line to the end; an empty one has. Raises OSError."""
+    with path.open("rb") as stream:
+        if stream.seek(0, os.SEEK_END) == 0:
+            return True
+        stream.seek(-1, os.SEEK_END)
+        return stream.read() == b"\n"
+
+
+def cut_line(path: Path) -> RunDirectoryError | None:
+    """The error for a last line that was cut off, in a file that nobody writes any more.
+
+    None for a whole file, and for none.
+    """
+    if not path.exists() or ends_whole(path):
+        return None
+    lines = path.read_bytes().split(b"\n")
+    try:
+        parse_json(lines[-1])
+    except ValueError:
+        return RunDirectoryError(
+            f"{path}, line {len(lines)} is cut off, and the run is over: more may be lost. Put an "
+            "undamaged copy of the file in its place, or delete this line and do without what it "
+            "said"
+        )
+    return None
+
+
 class File(NamedTuple):
     """A file as it is now: not equal to what it is once it was written or replaced."""
 

@@ -251,6 +251,11 @@ def open_run(path: Path) -> RunDirectory:
             "report`, `view` and `serve shop --run` read; to play more episodes, give `ragen-apo "
             "evaluate --api-model` again."
         )
+    if not path.exists():
+        raise RunDirectoryError(
+            f"{path} is not a run: there is no folder {path.absolute()}. Expected a directory made "
+            "by `ragen-apo train --run-dir`."
+        )
     raise RunDirectoryError(
         f"{path} is not a run: there is no {run.config.absolute()}. Expected a directory made by "
         "`ragen-apo train --run-dir`."

@@ -17,6 +17,7 @@ from ragen_apo.report.failure_analysis import failure_analysis
 from ragen_apo.report.findings import headline, key_sentences
 from ragen_apo.report.load import RunData, load_run
 from ragen_apo.report.page import page
+from ragen_apo.report.publish import push_to_hub
 from ragen_apo.report.slides import slides
 from ragen_apo.report.tables import failure_words, method_rows, summary_csv
 from ragen_apo.web.shop.goals import agent_episodes
@@ -112,6 +113,18 @@ def test_the_page_shows_names_as_text_and_has_the_settings(run: RunData) -> None
     assert 'href="#training"' not in html
 
 
+def test_its_name_is_text_in_the_failure_analysis(run: RunData) -> None:
+    first = failure_analysis(run).splitlines()[2]
+    assert first.startswith(r"The episodes are those of \<img src=x\>/tiny behind the API of")
+
+
+def test_there_is_nothing_to_publish(folder: Path) -> None:
+    with pytest.raises(
+        RunDirectoryError, match="model behind an API, which has nothing to publish"
+    ):
+        push_to_hub(folder, "me/tiny")
+
+
 def test_advice_is_what_can_be_done_without_training(run: RunData) -> None:
     assert run.results["failures"]["unreadable"]["count"] > 0
     neutral = dataclasses.replace(run, results={**run.results, "failures": {}})
@@ -122,6 +135,7 @@ def test_advice_is_what_can_be_done_without_training(run: RunData) -> None:
 def test_the_episodes_have_the_tokens_that_were_paid_for(run: RunData) -> None:
     turn = run.episodes[0]["turns"][0]
     assert (turn["num_prompt_tokens"], turn["num_response_tokens"]) == (7, 3)
+    assert 'data-read="tokens of the whole conversation"' in page(run, curves=[])
 
 
 @pytest.mark.slow

@@ -58,8 +58,10 @@ def test_a_run_that_is_not_trained_yet_is_refused_with_the_command_that_goes_on(
 
 
 def test_a_directory_that_is_no_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RunDirectoryError, match="is not a run"):
+    with pytest.raises(RunDirectoryError, match="is not a run: there is no folder .*nowhere"):
         load_run(tmp_path / "nowhere")
+    with pytest.raises(RunDirectoryError, match=r"is not a run: there is no .*config.yaml"):
+        load_run(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -86,11 +88,15 @@ def test_a_broken_file_is_refused_by_name(
     assert Path(name).name in str(caught.value)
 
 
-def test_a_metrics_line_cut_off_by_a_kill_is_left_out(build_run: Callable[..., Path]) -> None:
-    directory = build_run()
-    with (directory / "metrics.jsonl").open("a") as stream:
-        stream.write('{"step": 61, "lo')
-    assert len(load_run(directory).metrics) == 60
+def test_a_curve_that_has_lost_its_end_is_refused(build_run: Callable[..., Path]) -> None:
+    """Of a run that is over; a line break may be lacking."""
+    file = build_run() / "metrics.jsonl"
+    whole = file.read_text()
+    file.write_text(whole.removesuffix("\n"))
+    assert len(load_run(file.parent).metrics) == 60
+    file.write_text(whole[:-20])
+    with pytest.raises(RunDirectoryError, match=r"metrics.jsonl, line 60 is cut off, and the run"):
+        load_run(file.parent)
 
 
 @pytest.mark.parametrize("value", [None, "1", True, math.nan, math.inf, [1.0]])

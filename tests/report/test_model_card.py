@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from huggingface_hub import ModelCard
+from markdown_it import MarkdownIt
 
 from ragen_apo.report.load import load_run
 from ragen_apo.report.model_card import model_card
@@ -67,6 +69,32 @@ def test_the_card_does_not_say_whose_home_directory_it_was(build_run: Callable[.
     assert "path: ~/models/mine" in card
     assert "tasks are made of ~/data/goals.json" in card
     assert str(Path.home()) not in card
+
+
+def test_the_card_does_not_say_where_code_of_ones_own_was(build_run: Callable[..., Path]) -> None:
+    directory = build_run()
+    config = directory / "config.yaml"
+    maker, prompt = "/srv/my secret/shop.py:make_shop", "Read src/main.py:12 first."
+    text = config.read_text().replace("name: shop", f"name: {maker}")
+    config.write_text(f"{text.rstrip()}\nagent:\n  system_prompt: '{prompt}'\n")
+    card = model_card(load_run(directory))
+    assert "name: shop.py:make_shop" in card
+    assert "secret" not in card
+    assert prompt in card
+
+
+def test_names_are_text_in_the_card(build_run: Callable[..., Path]) -> None:
+    """Of categories, baselines and the run; the report's own code stays code."""
+    run = load_run(build_run())
+    name = "a ` ![x](http://evil/p.png) `` <img src=x> |"
+    home = run.results["by_category"]["home"]
+    summaries = {name: home, "b": {**home, "success_rate": 1.0}}
+    results = {**run.results, "by_category": summaries, "baselines": {name: summaries[name]}}
+    card = model_card(dataclasses.replace(run, name=name, results=results))
+    html = MarkdownIt("commonmark").enable("table").render(card.partition("---\n\n")[2])
+    assert "<img" not in html
+    assert html.count("a ` ![x](http://evil/p.png) `` &lt;img src=x&gt; |") >= 3
+    assert "<code>shop</code>" in html
 
 
 def test_a_prompt_with_a_fence_does_not_end_the_configuration(

@@ -122,6 +122,27 @@ def test_hostile_text_stays_text(build_run: Callable[..., Path]) -> None:
     assert episode["turns"][0]["reward"] is None
 
 
+def test_characters_that_steer_or_hide_are_escaped(build_run: Callable[..., Path]) -> None:
+    run = load_run(build_run())
+    text = "a\x1b[2J\u202eb\n"
+    (row, *others), category = run.episodes, run.results["by_category"]["home"]
+    row = {**row, "task": {"instruction": text}, "turns": [{"observation": text, "response": text}]}
+    results = {**run.results, "by_category": {text: category, "b": category}}
+    run = dataclasses.replace(run, results=results, episodes=[row, *others])
+    html = page(run, curves=[])
+    episode = episodes_in(read(html))[0]
+    shown = "a\\x1b[2J\\u202eb\n"
+    assert episode["instruction"] == episode["turns"][0]["observation"] == shown
+    assert shown in html
+    assert not {"\x1b", "\u202e"} & set(html)
+
+
+def test_tokens_that_a_policy_reads_are_the_new_ones_of_a_turn(
+    build_run: Callable[..., Path],
+) -> None:
+    assert 'data-read="new tokens"' in page(load_run(build_run()), curves=[])
+
+
 def test_every_evaluated_episode_is_in_the_page_turn_by_turn(
     build_run: Callable[..., Path],
 ) -> None:

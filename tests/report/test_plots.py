@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -68,6 +69,15 @@ def test_names_with_markup_and_control_characters_are_drawn_as_they_are(
     run = dataclasses.replace(load_run(build_run()), results=results)
     for picture in all_pictures(run):
         assert picture.startswith(PNG_SIGNATURE)
+
+
+def test_a_name_with_an_emoji_is_drawn_without_a_warning(build_run: Callable[..., Path]) -> None:
+    run = load_run(build_run())
+    category = run.results["by_category"]["home"]
+    results = {**run.results, "by_category": {"party \U0001f389": category}}
+    with warnings.catch_warnings(record=True) as caught:
+        png_bytes(plots.by_category(dataclasses.replace(run, results=results)))
+    assert not caught
 
 
 def test_a_run_without_results_gives_pictures_that_say_so(build_run: Callable[..., Path]) -> None:

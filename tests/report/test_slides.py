@@ -87,6 +87,13 @@ def test_an_untrained_run_has_no_curve_and_says_so(build_run: Callable[..., Path
     assert pictures(results) == ["Failed episodes by pattern", "Success rate by category"]
 
 
+def test_the_slides_of_a_copy_do_not_say_where_the_run_was(build_run: Callable[..., Path]) -> None:
+    run = load_run(build_run())
+    results = {**run.results, "policy": "/old/place/policy"}
+    shown = [texts(each) for each in read_slides(dataclasses.replace(run, results=results))]
+    assert not [text for text in shown if "/old" in text]
+
+
 def test_control_characters_and_missing_numbers_do_no_harm(build_run: Callable[..., Path]) -> None:
     run = dataclasses.replace(
         load_run(build_run()),

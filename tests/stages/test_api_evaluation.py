@@ -92,6 +92,7 @@ def test_results_say_what_was_asked_of_whom_and_what_it_cost(out: Path) -> None:
         "impossible_actions": 0,
         "episodes_out_of_context": 0,
     }
+    assert results["evaluation"] == {"split": "all", "num_episodes": 6, "temperature": 0.0}
     assert json.loads((out / "evaluation" / "results.json").read_text()) == results
 
 

@@ -21,6 +21,7 @@ from ragen_apo.cli.common import (
     print_policies,
     say,
 )
+from ragen_apo.config.references import file_of
 from ragen_apo.errors import ConfigError
 from ragen_apo.files import read_json_lines
 from ragen_apo.plural import counted
@@ -242,7 +243,12 @@ def _given(**options: Any) -> dict[str, Any]:
 
 
 def default_folder(model: str, environment: str) -> Path:
-    """A folder named after model and environment, without characters that a path gives a sense."""
+    """A folder named after model and environment, without characters that a path gives a sense.
+
+    Of an environment of one's own the name of its file counts, not where that is.
+    """
+    if (file := file_of(environment)) is not None:
+        environment = f"{file.stem}-{environment.rpartition('.py')[2]}"
     name = re.sub(r"[^A-Za-z0-9._]+", "-", f"{model}-{environment}").strip("-.")
     return Path("runs", "api", name[-100:] or "model")
 

@@ -18,6 +18,14 @@ from ragen_apo.config.section import Section, Seed, Size, require_json
 from ragen_apo.config.training import EvaluationConfig
 from ragen_apo.errors import ConfigError
 
+AGENT_KEYS = (
+    "response_format",
+    "format_penalty",
+    "invalid_action_penalty",
+    "system_prompt",
+    "context",
+)
+"""The keys of `agent` that such an evaluation depends on."""
 TOLD = "rules_and_format"
 """What a model that was not trained here has to be told: the rules and the form of a response."""
 OWN_BODY = {
@@ -63,17 +71,18 @@ class ApiModelConfig(Section):
             include={
                 "seed": True,
                 "environment": True,
-                "agent": {
-                    "response_format",
-                    "format_penalty",
-                    "invalid_action_penalty",
-                    "system_prompt",
-                    "context",
-                },
+                "agent": {*AGENT_KEYS},
                 "evaluation": {"split", "num_episodes", "temperature"},
                 "api": True,
             },
         )
+
+
+def prompt_told(system_prompt: str) -> str:
+    """What such a model is told in place of a run's `agent.system_prompt`: `none` and `rules` are
+    for models that have been taught the form.
+    """
+    return TOLD if system_prompt in ("none", "rules") else system_prompt
 
 
 def check_extra_body(extra_body: Mapping[str, Any]) -> None:
@@ -97,13 +106,11 @@ def api_model_config(
 ) -> ApiModelConfig:
     """The parts of a run's configuration that hold for a model behind an API.
 
-    Its system prompt is `rules_and_format` unless the configuration has a text of its own: `none`
-    and `rules` are for models that have been taught the form. Raises what `check_extra_body` does.
+    Its system prompt is that of `prompt_told`. Raises what `check_extra_body` does.
     """
     check_extra_body(extra_body)
-    agent = config.agent
-    if agent.system_prompt in ("none", "rules"):
-        agent = agent.model_copy(update={"system_prompt": TOLD})
+    told = prompt_told(config.agent.system_prompt)
+    agent = config.agent.model_copy(update={"system_prompt": told})
     return ApiModelConfig(
         seed=config.seed,
         environment=config.environment,

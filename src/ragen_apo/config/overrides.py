@@ -138,12 +138,12 @@ def changes_in_words(changes: Sequence[Change]) -> str:
 
 
 def differences(
-    before: Mapping[str, Any], after: Mapping[str, Any], prefix: str = ""
+    before: Mapping[str, Any], after: Mapping[str, Any], prefix: str = "", *, absent: Any = None
 ) -> Iterator[Change]:
-    """What has changed between two configurations."""
+    """What has changed between two configurations; a key that one lacks has the value `absent`."""
     for name in [*before, *(name for name in after if name not in before)]:
-        old, new = before.get(name), after.get(name)
+        old, new = before.get(name, absent), after.get(name, absent)
         if isinstance(old, dict) and isinstance(new, dict):
-            yield from differences(old, new, f"{prefix}{name}.")
+            yield from differences(old, new, f"{prefix}{name}.", absent=absent)
         elif old != new:
             yield Change(f"{prefix}{name}", old, new)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import warnings
 from collections.abc import Mapping
 
 from matplotlib.artist import Artist
@@ -52,5 +53,8 @@ def png_bytes(figure: Figure) -> bytes:
     """The figure as a PNG file."""
     buffer = io.BytesIO()
     figure.set_dpi(DOTS_PER_INCH)
-    FigureCanvasAgg(figure).print_png(buffer, metadata={"Software": "ragen-apo"})
+    with warnings.catch_warnings():
+        # A name of the environment's may have emoji: the font has a box for them.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        FigureCanvasAgg(figure).print_png(buffer, metadata={"Software": "ragen-apo"})
     return buffer.getvalue()

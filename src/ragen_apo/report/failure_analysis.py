@@ -22,6 +22,9 @@ from ragen_apo.types import StopReason, TurnFlag
 
 TARGET_PATTERNS = ("wrong_final_action", "loop", "wrong_purchase", "search_loop")
 """Patterns whose remedy depends on whether the goal was on screen."""
+_CODE = re.compile("(?<!`)(`[^`]+`)(?!`)")
+_ACTIVE = re.compile(r"[\\`\[\]<>&|]")
+"""What begins code, links, pictures, tags, characters by name and cells."""
 
 
 def failure_analysis(run: RunData) -> str:
@@ -63,9 +66,9 @@ def _introduction(run: RunData) -> str:
         f"rate {percent(results.get('success_rate'))} (95% interval "
         f"{interval(results.get('success_ci95'))})."
     )
-    sentence = one_line(" ".join([sentence, *circumstances(run)]))
+    sentence = markdown(one_line(" ".join([sentence, *circumstances(run)])))
     names = ", ".join(failure_words(run, pattern.value).name for pattern in FailurePattern)
-    order = f"Every failed episode has one pattern, the first that fits: {names}."
+    order = f"Every failed episode has one pattern, the first that fits: {markdown(names)}."
     return (
         f"# Failure analysis\n\n{sentence}\n\n{order if failed else 'There is nothing to analyse.'}"
     )
@@ -75,7 +78,7 @@ def _table(run: RunData) -> str:
     lines = ["| pattern | episodes | share | meaning |", "|---|---:|---:|---|"]
     for row in failure_rows(run):
         name, meaning = (text.replace("|", "/") for text in (row.words.name, row.words.meaning))
-        lines.append(f"| {name} | {row.count:,} | {percent(row.share)} | {meaning} |")
+        lines.append(f"| {markdown(name)} | {row.count:,} | {percent(row.share)} | {meaning} |")
     return "\n".join(lines) + "\n\n![Failed episodes by pattern](failures.png)"
 
 
@@ -85,7 +88,7 @@ def _sections(run: RunData) -> list[str]:
         if row.count:
             note = pattern_note(run, row.pattern)
             parts = [
-                f"## {row.words.name.capitalize()}: {counted(row.count, 'episode')}",
+                f"## {markdown(row.words.name.capitalize())}: {counted(row.count, 'episode')}",
                 f"**What it means.** {row.words.meaning} {note}".rstrip(),
                 f"**What to do.** {row.words.advice}",
                 *map(_example, row.examples),
@@ -96,6 +99,17 @@ def _sections(run: RunData) -> list[str]:
 
 def _example(row: Mapping[str, Any]) -> str:
     return f"### Episode {row.get('episode')}\n\n{fenced(readable_episode(row))}"
+
+
+def markdown(text: str) -> str:
+    """Text of one line as Markdown that shows it: no picture, link or tag comes of names in it.
+
+    Parts between two single backticks are code, as in the report's own sentences.
+    """
+    parts = _CODE.split(text)  # code at every second place
+    return "".join(
+        part if number % 2 else _ACTIVE.sub(r"\\\g<0>", part) for number, part in enumerate(parts)
+    )
 
 
 def fenced(text: str, *, language: str = "text") -> str:

@@ -214,6 +214,9 @@ def _weakest_category(run: RunData) -> str | None:
     rate = percent(weakest.success_rate)
     if weakest.success_rate == best.success_rate:
         return f"All {len(rows)} categories at {rate}."
+    num_weakest = sum(row.success_rate == weakest.success_rate for row in rows)
+    if num_weakest > 1:
+        return f"Weakest categories: {num_weakest} of {len(rows)} at {rate}."
     episodes = counted(weakest.summary.get("episodes"), "episode")
     return f"Weakest category: {weakest.label}, {rate} of {episodes}."
 

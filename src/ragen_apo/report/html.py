@@ -11,6 +11,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
+from ragen_apo.printable import printable
 from ragen_apo.report import style
 
 COLORS: Mapping[str, str] = {
@@ -21,17 +22,25 @@ COLORS: Mapping[str, str] = {
 
 
 def templates(loader: jinja2.BaseLoader, **options: Any) -> jinja2.Environment:
-    """Templates whose values are escaped; a name that nobody gave is an error."""
+    """Templates whose values are escaped: markup by Jinja, characters that steer or hide by
+    `printable`. A name that nobody gave is an error.
+    """
     made = jinja2.Environment(
         loader=loader,
         autoescape=True,
         undefined=jinja2.StrictUndefined,
+        finalize=_shown,
         trim_blocks=True,
         lstrip_blocks=True,
         **options,
     )
     made.filters["code_marked"] = code_marked
     return made
+
+
+def _shown(value: Any) -> Any:
+    """A value as it goes into a page; numbers and our own markup stay."""
+    return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 @cache

@@ -20,7 +20,7 @@ from pydantic import BaseModel, TypeAdapter
 from ragen_apo.config.moved import is_of_0_1, translated
 from ragen_apo.config.yaml_text import parse_yaml, read_yaml
 from ragen_apo.errors import RunDirectoryError
-from ragen_apo.files import file_now, read_json, read_records
+from ragen_apo.files import cut_line, file_now, read_json, read_records
 from ragen_apo.plural import counted
 from ragen_apo.run_directory import RunDirectory, open_evaluated
 
@@ -147,13 +147,23 @@ def load_run(run_directory: Path) -> RunData:
             f"{run_directory} is being evaluated: its results changed while they were read. Give "
             "the command again when that has ended."
         )
-    if len(data.episodes) != data.num_episodes:
-        raise RunDirectoryError(
-            f"{run.episodes} has {counted(len(data.episodes), 'episode')}, and {run.results} "
-            f"counts {data.num_episodes}. Put an undamaged copy in its place, or write "
-            f"both anew with `{evaluation_command(run)}`."
-        )
+    if missing := missing_episodes(run, data.results, num_episodes=len(data.episodes)):
+        raise missing
     return data
+
+
+def missing_episodes(
+    run: RunDirectory, results: Mapping[str, Any], *, num_episodes: int
+) -> RunDirectoryError | None:
+    """The error for another number of episodes in their file than the results count; else None."""
+    expected = finite(results.get("episodes"))
+    if expected is None or num_episodes == expected:
+        return None
+    return RunDirectoryError(
+        f"{run.episodes} has {counted(num_episodes, 'episode')}, and {run.results} counts "
+        f"{int(expected)}. Put an undamaged copy in its place, or write both anew with "
+        f"`{evaluation_command(run)}`."
+    )
 
 
 def evaluation_command(run: RunDirectory) -> str:
@@ -251,4 +261,7 @@ def _read_object(path: Path, kind: type[_Row], verb: str) -> Mapping[str, Any]:
 
 
 def _read_rows(path: Path, kind: type[_Row]) -> Sequence[Mapping[str, Any]]:
+    """The rows of a file that is written to its end: what is evaluated has been trained."""
+    if (damage := cut_line(path)) and kind is not _Episode:  # those are counted
+        raise damage
     return [row.model_dump(exclude_unset=True) for row in read_records(path, TypeAdapter(kind))]

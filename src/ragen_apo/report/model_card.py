@@ -10,13 +10,15 @@ import json
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import EvalResult, ModelCardData
 
-from ragen_apo.config.references import is_reference
+from ragen_apo.config.references import file_of, is_reference
 from ragen_apo.config.search import WITHOUT_SEARCH
+from ragen_apo.config.yaml_text import dump_yaml, parse_yaml
 from ragen_apo.report.algorithm import settings_of
-from ragen_apo.report.failure_analysis import fenced
+from ragen_apo.report.failure_analysis import fenced, markdown
 from ragen_apo.report.findings import headline, key_sentences
 from ragen_apo.report.load import RunData, finite, mapping
 from ragen_apo.report.style import one_line
@@ -28,14 +30,14 @@ _COLUMNS = ("success", "interval", "reward", "steps")
 def model_card(run: RunData, *, license_id: str | None = None) -> str:
     """Markdown with the hub's metadata in front; no license is named unless one is given."""
     environment = _environment(run)
-    sentences = "\n".join(f"- {one_line(sentence)}" for sentence in key_sentences(run))
+    sentences = "\n".join(f"- {_text(sentence)}" for sentence in key_sentences(run))
     card = f"""---
 {_metadata(run, environment, license_id=license_id)}
 ---
 
-# {run.name}
+# {_text(run.name)}
 
-{one_line(headline(run))}, in the environment `{environment}`.
+{_text(headline(run))}, in the environment `{environment}`.
 
 {sentences}
 
@@ -45,9 +47,29 @@ def model_card(run: RunData, *, license_id: str | None = None) -> str:
 
 Trained with ragen-apo from this configuration:
 
-{fenced(run.config_text.strip(), language="yaml")}
+{fenced(_configuration(run).strip(), language="yaml")}
 """
     return _without_home(card)
+
+
+def _text(text: str) -> str:
+    return markdown(_without_home(one_line(text)))
+
+
+def _configuration(run: RunData) -> str:
+    """As it was saved; of somebody's files that it names, not where they were."""
+    saved, _ = parse_yaml(run.config_text)
+    shown = _without_folders(saved)
+    return run.config_text if shown == saved else dump_yaml(shown)
+
+
+def _without_folders(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_folders(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_without_folders(each) for each in value]
+    file = file_of(value) if isinstance(value, str) and os.path.isabs(value) else None
+    return value if file is None else f"{file.name}{value.rpartition('.py')[2]}"
 
 
 def _environment(run: RunData) -> str:
@@ -115,8 +137,7 @@ def _adapters(run: RunData) -> str:
 def _table(run: RunData) -> str:
     lines = [["policy", *_COLUMNS], ["---", *["---:"] * len(_COLUMNS)]]
     for row in method_rows(run):
-        method = one_line(row.label).replace("|", r"\|")
-        lines.append([method, *(row.cells[column] for column in _COLUMNS)])
+        lines.append([_text(row.label), *(row.cells[column] for column in _COLUMNS)])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 

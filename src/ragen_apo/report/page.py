@@ -80,7 +80,7 @@ def page(
         examples=_examples(run) if printed else (),
         episodes_json=""
         if printed
-        else json_for_script([_episode(run, row) for row in run.episodes]),
+        else json_for_script([_printable(_episode(run, row)) for row in run.episodes]),
         percent=style.percent,
         compact=style.compact,
         metric_label=style.metric_label,
@@ -103,6 +103,15 @@ def _without_infinities(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_without_infinities(entry) for entry in value]
     return value
+
+
+def _printable(value: Any) -> Any:
+    """JSON values whose texts do not steer or hide anything."""
+    if isinstance(value, Mapping):
+        return {key: _printable(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_printable(entry) for entry in value]
+    return printable(value) if isinstance(value, str) else value
 
 
 def _headline(run: RunData) -> dict[str, Any]:

@@ -34,7 +34,14 @@ def push_to_hub(
     Raises RunDirectoryError without a trained, evaluated and undamaged policy, HubError where the
     hub cannot be reached or refuses.
     """
-    run, files = load_run(run_directory), RunDirectory(run_directory)
+    files = RunDirectory(run_directory)
+    if files.is_of_api:
+        raise RunDirectoryError(
+            f"{run_directory} is the evaluation of a model behind an API, which has nothing to "
+            "publish here: its policy is on its server. `ragen-apo push` publishes what `ragen-apo "
+            "train` made"
+        )
+    run = load_run(run_directory)
     if not (run.trained or run.distilled) or not files.policy.exists():
         steps = " --training.max_steps 30" if files.policy.exists() else ""
         raise RunDirectoryError(

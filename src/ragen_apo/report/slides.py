@@ -242,9 +242,8 @@ def _heading(slide: Any, run: RunData, title: str) -> None:
     set_title(slide, Box(MARGIN, 0.42, WIDTH - 2 * MARGIN, 0.55), Line(title, size=size, bold=True))
     asked = api_model(run)
     about = [f"{'run' if asked is None else 'evaluation'} {one_line(run.name, 60)}"]
-    for key in ("policy", "split") if asked is None else ("split",):
-        if run.results.get(key):
-            about.append(f"{key} {one_line(run.results[key], 40)}")
+    if run.results.get("split"):  # the policy's path may have been that of another machine
+        about.append(f"split {one_line(run.results['split'], 40)}")
     if asked is not None:
         about.append(f"API of {asked.server}")
     box = Box(MARGIN, 0.98, WIDTH - 2 * MARGIN, 0.35)

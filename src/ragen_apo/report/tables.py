@@ -34,6 +34,7 @@ from ragen_apo.report.style import (
 )
 
 CSV_COLUMNS = ("method", "success_rate", "avg_reward", "avg_steps")
+LAST_CSV_COLUMNS = ("episodes", "success_ci95_low", "success_ci95_high")
 BASELINES = (WITHOUT_SEARCH, "reference", "distilled", "heuristic", "random")
 """In this order, before others by name."""
 MAX_EXAMPLES = 3
@@ -154,18 +155,22 @@ def summary_csv(run: RunData) -> str:
     """The comparison as CSV: shares and numbers with four decimals, empty where unknown.
 
     After a search there is one more column, the tokens that it sampled for an episode. What the
-    environment measures, which may be of any size, has a column each, with six digits.
+    environment measures, which may be of any size, has a column each, with six digits. The last
+    columns are the number of episodes and the bounds of the 95% interval of the success rate.
     """
     search = mapping(run.results.get("search"))
     columns = (*CSV_COLUMNS, *(["avg_tokens"] if search else []))
     measured = metric_names(run)
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow([*columns, *measured])
+    writer.writerow([*columns, *measured, *LAST_CSV_COLUMNS])
     for row in method_rows(run):
         summary = {**row.summary, **(search if row.evaluated else {})}
         cells = [_cell(summary.get(column), ".4f") for column in columns[1:]]
-        writer.writerow([row.label, *cells, *(_cell(row.metrics.get(n), ".6g") for n in measured)])
+        cells += [_cell(row.metrics.get(name), ".6g") for name in measured]
+        cells += [_cell(row.summary.get("episodes"), ".0f")]
+        cells += [_cell(bound, ".4f") for bound in row.bounds or (None, None)]
+        writer.writerow([row.label, *cells])
     return stream.getvalue()
 
 

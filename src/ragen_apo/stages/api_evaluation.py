@@ -215,7 +215,11 @@ def _results(
         baselines=play_baselines(environments, plan),
         failure_words=environments.properties.failure_words,
     )
-    return {**results, "api": usage_summary(config, episodes)}
+    return {
+        **results,
+        "evaluation": config.written()["evaluation"],
+        "api": usage_summary(config, episodes),
+    }
 
 
 def usage_summary(config: ApiModelConfig, episodes: Sequence[ChatEpisode]) -> dict[str, Any]:

@@ -12,13 +12,11 @@ from typing import Any
 from urllib.parse import urlencode
 
 from jinja2 import Environment, FileSystemLoader
-from markupsafe import Markup
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from ragen_apo.errors import RagenApoError
-from ragen_apo.printable import printable
 from ragen_apo.report.html import templates
 from ragen_apo.report.style import compact, counted, decimal, interval, measured, percent, signed
 
@@ -28,16 +26,11 @@ FOLDER = Path(__file__).parent
 @cache
 def _templates() -> Environment:
     """The templates of all rooms, each in a folder of its own under `templates/`."""
-    made = templates(FileSystemLoader(FOLDER / "templates"), finalize=_shown)
+    made = templates(FileSystemLoader(FOLDER / "templates"))
     # Numbers are written as the report does.
     tools = (url, percent, signed, decimal, compact, counted, interval, measured)
     made.globals |= {tool.__name__: tool for tool in tools}
     return made
-
-
-def _shown(value: Any) -> Any:
-    """A value as it goes into a page; numbers and our own markup stay."""
-    return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def url(path: str, **parameters: object) -> str:

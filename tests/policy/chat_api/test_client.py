@@ -235,7 +235,7 @@ def test_what_stays_ends_in_an_error_after_one_request(fault: Fault, part: str) 
 @pytest.mark.parametrize(
     ("body", "part"),
     [
-        ("<html>hello</html>", "no chat completion: Expecting value"),
+        ("hello", "no chat completion: Expecting value"),
         ({"choices": []}, "it has no choices"),
         ({"choices": [{"text": "a"}]}, "its first choice has no message"),
         ({"choices": [{"message": {"content": 5}}]}, "its message is int, expected text"),
@@ -246,6 +246,22 @@ def test_what_is_no_chat_completion_ends_in_an_error_that_says_why(body: object,
     message = refused(*[sends(body)] * 4, num_requests=4)
     assert part in message
     assert "OpenAI-compatible" in message
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [sends("\n<!doctype html><p>hello"), sends("hello", Content_Type="text/html; charset=utf-8")],
+)
+def test_a_page_for_browsers_is_final_unless_the_server_has_answered_before(fault: Fault) -> None:
+    message = refused(fault, num_requests=1)
+    assert "it is a page for browsers" in message
+    assert "OpenAI-compatible" in message
+    with serving(says("yes"), None, fault) as server:
+        settings = Sampling("tiny", temperature=0.0, max_tokens=9)
+        with ChatClient(Address(server.url), settings, retries=QUICK) as client:
+            for _ in range(2):
+                assert client.answer(MESSAGES, draws=np.random.default_rng(0)).content == "yes"
+    assert len(server.requests) == 3
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from ragen_apo.config import resolved_yaml
+from ragen_apo.config.api_model import api_model_config
+from ragen_apo.config.yaml_text import dump_yaml
 from ragen_apo.files import append_json_line, read_json_lines
 from ragen_apo.report.load import load_run
 from ragen_apo.report.plots import panels
@@ -260,6 +262,76 @@ def test_a_comparison_names_failures_in_the_words_of_each_environment(tmp_path: 
     assert ("mumbled" in page, "stammered" in page, "unreadable" in page) == (True, True, False)
 
 
+def test_a_finished_run_whose_curve_has_lost_its_end_says_so_and_shows_the_rest(
+    tmp_path: Path,
+) -> None:
+    rows = [{"step": step, "loss": 1.0 / step} for step in (1, 2, 3)]
+    run = RunDirectory(write_run(tmp_path / "one", some_episodes(2), metrics=rows))
+    pages = client(tmp_path)
+    assert "cut off" not in get(pages, "/run", run="one")
+    run.metrics.write_text(run.metrics.read_text()[:-5])
+    page = get(pages, "/run", run="one")
+    assert "metrics.jsonl, line 3 is cut off" in page
+    assert "steps 1 to 2" in page
+    run.results.unlink()
+    assert "cut off" not in get(pages, "/run", run="one"), "it is being written"
+
+
+@pytest.mark.parametrize(("kept", "found"), [(4, "4 episodes"), (0, "0 episodes")])
+def test_an_evaluation_that_has_lost_episodes_says_so(
+    kept: int, found: str, tmp_path: Path
+) -> None:
+    for name in ("one", "whole"):
+        run = RunDirectory(write_run(tmp_path / name, some_episodes(6, every=1)))
+    file = RunDirectory(tmp_path / "one").episodes
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(lines[:kept]) + lines[kept][: 20 * kept])
+    pages = client(tmp_path)
+    for path in ("/run", "/episodes", "/failures", "/compare"):
+        page = get(pages, path, run="one", a="whole", b="one")
+        assert f"episodes.jsonl has {found}, and {run.results.parents[2]}" in page
+        assert "counts 6" in page
+        assert "episodes.jsonl has" not in get(pages, path, run="whole", a="whole", b="whole")
+    assert "6 of 6, 100.0%" in get(pages, "/failures", run="one")
+    file.write_text("".join(lines[:3]))
+    assert "episodes.jsonl has 3 episodes" in get(pages, "/failures", run="one")
+
+
+def test_an_evaluation_of_a_model_behind_an_api_says_how_far_it_is(tmp_path: Path) -> None:
+    run = RunDirectory(write_run(tmp_path / "asked"))
+    run.config.unlink()
+    api = "api: {model: m, base_url: 'http://host/v1'}"
+    run.api_config.write_text(f"{api}\nevaluation: {{num_episodes: 20}}\n")
+    pages = client(tmp_path)
+    assert "0 answers so far, in 0 of up to 20 episodes" in get(pages, "/")
+    for number in (0, 0, 3):
+        append_json_line(run.answers, {"episode": number, "turn": 0, "answer": {}})
+    with run.answers.open("a") as stream:
+        stream.write('{"episode": 4')  # is being written
+    for path in ("/", "/run"):
+        assert "3 answers so far, in 2 of up to 20 episodes" in get(pages, path, run="asked")
+
+
+def test_the_order_of_a_list_has_names_that_make_sense(tmp_path: Path) -> None:
+    write_run(tmp_path / "one", some_episodes(2))
+    page = get(client(tmp_path), "/episodes", run="one")
+    assert re.findall("<option[^>]*>([a-z ]+(?:order|first))<", page) == [
+        *("file order", "newest first", "best first", "worst first", "longest first")
+    ]
+
+
+def test_a_page_says_which_tokens_were_read(tmp_path: Path) -> None:
+    """A policy's are the new ones of the turn; servers count the whole conversation."""
+    for name in ("run", "asked"):
+        run = RunDirectory(write_run(tmp_path / name, some_episodes(2)))
+    run.config.rename(run.api_config)
+    run.api_config.write_text("api: {model: m, base_url: 'http://host/v1'}\n")
+    pages = client(tmp_path)
+    assert re.search(r"\d tokens written after \d new ones read", get(pages, "/episode", run="run"))
+    page = get(pages, "/episode", run="asked")
+    assert re.search(r"\d tokens written after \d of the whole conversation read", page)
+
+
 def test_two_runs_are_compared_on_their_common_tasks(tmp_path: Path) -> None:
     write_run(tmp_path / "a", some_episodes(6, every=2))
     write_run(tmp_path / "b", [*some_episodes(4, every=3), played("another")])
@@ -294,6 +366,55 @@ def test_two_runs_that_did_not_play_the_same_say_so(tmp_path: Path) -> None:
         in page
     )
     assert "evaluation.search: A null, B {" in page
+
+
+def test_a_run_and_a_model_behind_an_api_that_was_given_its_configuration_played_the_same(
+    tmp_path: Path,
+) -> None:
+    """Its results may be older than their field `evaluation`, and it is told the form."""
+    write_run(tmp_path / "run", some_episodes(2), config=resolved_yaml(factories.config()))
+    for name, changes in {"cold": (), "warm": ("--evaluation.temperature=1",)}.items():
+        config = api_model_config(
+            factories.config(*changes),
+            model="m",
+            base_url="http://x/v1",
+            max_tokens=9,
+            extra_body={},
+        )
+        folder = RunDirectory(write_run(tmp_path / name, some_episodes(2)))
+        folder.config.unlink()
+        folder.api_config.write_text(dump_yaml(config.written()))
+    pages = client(tmp_path)
+    assert "configurations" not in get(pages, "/compare", a="run", b="cold")
+    for a in ("run", "cold"):
+        page = get(pages, "/compare", a=a, b="warm")
+        assert "differ in what was played: evaluation.temperature: A 0.0, B 1.0." in page
+
+
+def test_runs_whose_agents_were_told_or_paid_otherwise_say_so(tmp_path: Path) -> None:
+    for name, agent in {
+        "a": "{}",
+        "b": "{format_penalty: -0.5}",
+        "c": "{system_prompt: hi}",
+    }.items():
+        write_run(tmp_path / name, some_episodes(2), config=f"agent: {agent}")
+    pages = client(tmp_path)
+    page = get(pages, "/compare", a="a", b="b")
+    assert "differ in what was played: agent.format_penalty: A -0.05, B -0.5." in page
+    assert "agent.system_prompt: A &#34;none&#34;, B &#34;hi&#34;." in get(
+        pages, "/compare", a="a", b="c"
+    )
+
+
+def test_an_option_that_one_run_writes_out_may_be_the_default_of_the_other(tmp_path: Path) -> None:
+    for name, option in {"a": "", "b": ", max_turns: 10", "c": ", num_products: 9"}.items():
+        config = f"environment: {{name: shop{option}}}"
+        write_run(tmp_path / name, some_episodes(2), config=config)
+    page = get(client(tmp_path), "/compare", a="a", b="b")
+    assert (
+        "Their configurations may differ in what was played: "
+        "environment.max_turns: A left at its default, B 10."
+    ) in page
 
 
 def test_the_values_of_a_task_lead_to_its_samples(trained_runs: Path) -> None:

@@ -206,8 +206,15 @@ class ChatClient:
         try:
             answer = read_answer(text)
         except ValueError as error:
-            sentence = f"{server} sent what is no chat completion: {self._without_key(str(error))}."
-            return _Failure(f"{sentence} Is --base-url that of an OpenAI-compatible API?", True)
+            is_page = text.lstrip().startswith("<") or "text/html" in headers.get(
+                "content-type", ""
+            )
+            reason = "it is a page for browsers" if is_page else self._without_key(str(error))
+            return _Failure(
+                f"{server} sent what is no chat completion: {reason}. Is --base-url that of an "
+                "OpenAI-compatible API?",
+                passes=self._has_answered or not is_page,
+            )
         if isinstance(answer, Complaint):
             status = int(answer.code) if answer.code.isdecimal() else answer.status
             return self._failure(status, headers, answer)

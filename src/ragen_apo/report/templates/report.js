@@ -109,7 +109,7 @@
       const bad = ["format_error", "invalid_action", "response_truncated"].includes(flag);
       head.append(element("span", bad ? "badge bad" : "badge", words(flag)));
     }
-    head.append(element("span", "small", `${turn.num_prompt_tokens ?? "–"} tokens read, ${turn.num_response_tokens ?? "–"} written`));
+    head.append(element("span", "small", `${turn.num_prompt_tokens ?? "–"} ${view.dataset.read} read, ${turn.num_response_tokens ?? "–"} written`));
     node.append(head, element("p", "text observation", turn.observation ?? ""));
     if (turn.thought) node.append(element("p", "text thought", turn.thought));
     if (turn.action) node.append(element("p", "text action", turn.action));

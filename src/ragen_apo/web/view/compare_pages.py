@@ -10,7 +10,10 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ragen_apo.config.overrides import MAX_CHANGES, differences
+from ragen_apo.config.agent import AgentConfig
+from ragen_apo.config.api_model import AGENT_KEYS, prompt_told
+from ragen_apo.config.overrides import MAX_CHANGES, differences, merge
+from ragen_apo.report.api_model import api_model
 from ragen_apo.report.load import RunData, mapping
 from ragen_apo.web.pages import page_of
 from ragen_apo.web.view import query
@@ -24,6 +27,8 @@ MAX_TURNS = 25
 """Of an episode beside another; the rest is on its own page."""
 OUTCOMES = {(1, 0): "first", (0, 1): "second", (1, 1): "both", (0, 0): "neither"}
 """Who solved a task, by the successes of both."""
+_DEFAULT = object()
+"""In place of an option that is not written out: only the environment knows what it is then."""
 
 
 def compare(site: Site, request: Request) -> Response:
@@ -46,6 +51,7 @@ def compare(site: Site, request: Request) -> Response:
         a=a,
         b=b,
         labels=[algorithm_label(data) for data in runs],
+        damage=site.damage(a, num_episodes=len(first)) + site.damage(b, num_episodes=len(second)),
         different=_different(*runs),
         counts={"any": len(pairs)} | {each: counts[each] for each in OUTCOMES.values()},
         patterns=[site.pattern_names(name) for name in (a, b)],
@@ -62,19 +68,35 @@ def compare(site: Site, request: Request) -> Response:
     )
 
 
-def _different(first: RunData, second: RunData) -> list[str]:
-    """How what they were told to play differs although the tasks have the same ids. An option that
-    one was told and the other has by default counts, too.
+def _different(first: RunData, second: RunData) -> str:
+    """How what they were told to play differs although the tasks have the same ids; or may differ,
+    where one has an option written out that may be the other's default. Empty if it does not.
     """
-    changes = differences(_played(first), _played(second))
-    told = [f"{key}: A {json.dumps(a)}, B {json.dumps(b)}"[:200] for key, a, b in changes]
-    return told[:MAX_CHANGES]
+    of_both_kinds = (api_model(first) is None) != (api_model(second) is None)
+    a, b = (_played(each, as_told=of_both_kinds) for each in (first, second))
+    changes = list(differences(a, b, absent=_DEFAULT))
+    if not changes:
+        return ""
+    may = "" if any(_DEFAULT not in each[1:] for each in changes) else "may "
+    told = [f"{key}: A {_value(a)}, B {_value(b)}"[:200] for key, a, b in changes]
+    return f"{may}differ in what was played: {'; '.join(told[:MAX_CHANGES])}"
 
 
-def _played(run: RunData) -> dict[str, Any]:
-    evaluation = mapping(run.results.get("evaluation"))
+def _value(value: object) -> str:
+    return "left at its default" if value is _DEFAULT else json.dumps(value)
+
+
+def _played(run: RunData, *, as_told: bool) -> dict[str, Any]:
+    """What decides about episodes and their returns. `as_told`: with the system prompt that a model
+    behind an API gets in place of the configuration's.
+    """
+    evaluation = {**mapping(run.option("evaluation")), **mapping(run.results.get("evaluation"))}
+    agent = merge(AgentConfig().model_dump(mode="json"), mapping(run.option("agent")))
+    if as_told:
+        agent["system_prompt"] = prompt_told(agent["system_prompt"])
     return {
         "environment": run.option("environment"),
+        "agent": {key: agent[key] for key in AGENT_KEYS},
         "evaluation": {key: evaluation.get(key) for key in ("temperature", "search")},
     }
 

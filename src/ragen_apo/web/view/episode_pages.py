@@ -48,6 +48,7 @@ def episodes(site: Site, request: Request) -> Response:
         has_more=page.start + PAGE_SIZE < len(chosen),
         page=page.number,
         pages=() if total is None else page.links(total),
+        damage=site.damage(name) if source == "evaluation" else [],
         patterns=site.pattern_names(name),
     )
 
@@ -118,5 +119,6 @@ def failures(site: Site, request: Request) -> Response:
         other_sources=site.sources(name),
         patterns=patterns,
         examples={each: index.read(path, numbers) for each, numbers in examples.items()},
-        num_episodes=len(index),
+        num_episodes=site.num_episodes(name, source),
+        damage=site.damage(name, num_episodes=len(index)) if source == "evaluation" else [],
     )

@@ -152,6 +152,9 @@ class ShownTurn:
     """In the first turn of each stretch between states of known value."""
     num_residual_turns: int
     """Turns of that stretch."""
+    reads_whole: bool = False
+    """Whether its prompt tokens are those of the whole conversation, as a server counts them, and
+    not those that are new in this turn."""
 
 
 @dataclass(frozen=True)
@@ -187,11 +190,13 @@ def shown_episode(
     v_star: float | None = None,
     value_name: str = "V*",
     normalized: bool = False,
+    reads_whole: bool = False,
 ) -> ShownEpisode:
     """The episode for a page.
 
     `beta2` is that of the run's algorithm, None where it has no residuals. `v_star` is that of the
     task, for files that do not say. `normalized`: the log ratio is divided by the sampled tokens.
+    `reads_whole` is that of its turns.
     """
     values = [turn.v_star for turn in stored.turns]
     if values and values[0] is None:
@@ -202,7 +207,8 @@ def shown_episode(
     for number, (turn, value) in enumerate(zip(stored.turns, values, strict=True), 1):
         residual, num_turns = residuals.get(number, (None, 0))
         tokens = _tokens(turn, decode)
-        turns.append(ShownTurn(number, turn, tokens, value, value_name, residual, num_turns))
+        parts = (tokens, value, value_name, residual, num_turns, reads_whole)
+        turns.append(ShownTurn(number, turn, *parts))
     return ShownEpisode(stored, tuple(turns))
 
 

@@ -72,6 +72,15 @@ def progress(rows: Sequence[Mapping[str, Any]]) -> Progress:
     return Progress(last)
 
 
+def num_answers(path: Path) -> tuple[int, int]:
+    """How many answers of a model behind an API a file has, and of how many episodes.
+
+    Raises RunDirectoryError for a line that is no JSON object.
+    """
+    rows = read_rows(path)
+    return len(rows), len({json.dumps(row.get("episode")) for row in rows})
+
+
 class EpisodeIndex:
     """Where each episode begins, and what lists are made of: about 100 bytes an episode.
 

@@ -48,6 +48,7 @@ def _run(site: Site, request: Request) -> dict[str, Any]:
     return {
         "name": name,
         **run_page(site, name),
+        "damage": site.damage(name),
         "box": curves.BOX,
         "names": site.pattern_names(name),
         "examples": _examples(site, name),

@@ -20,12 +20,14 @@ from starlette.exceptions import HTTPException
 from ragen_apo.environments.base import PatternWords
 from ragen_apo.errors import RunDirectoryError
 from ragen_apo.evaluation.failures import FailurePattern
-from ragen_apo.files import File, file_now, read_json
+from ragen_apo.files import File, cut_line, ends_whole, file_now, read_json
+from ragen_apo.report.api_model import api_model
 from ragen_apo.report.load import (
     RunData,
     evaluation_command,
     finite,
     mapping,
+    missing_episodes,
     read_config,
     sections_of_today,
 )
@@ -39,7 +41,8 @@ from ragen_apo.web.view.episodes import (
 )
 from ragen_apo.web.view.folder import RunsFolder
 from ragen_apo.web.view.query import FILES, REFERENCE, EpisodeKey
-from ragen_apo.web.view.rows import EpisodeIndex, Progress, progress, read_rows
+from ragen_apo.web.view.rows import EpisodeIndex, Progress, num_answers, progress, read_rows
+from ragen_apo.web.view.state import RunState, state_of
 from ragen_apo.web.view.token_texts import FILE as TOKENIZER
 from ragen_apo.web.view.token_texts import MAX_BYTES, decoder, numbers
 from ragen_apo.web.view.value_store import StoredValues, stored_values, trajectories
@@ -61,6 +64,7 @@ class Site:
         self.folder = folder
         self._data = lru_cache(NUM_RUNS)(_read_data)
         self._progress = lru_cache(NUM_RUNS)(lambda file: progress(read_rows(file.path)))
+        self._answers = lru_cache(NUM_RUNS)(lambda file: num_answers(file.path))
         self._rows = lru_cache(NUM_METRICS)(lambda file: read_rows(file.path))
         self._indexes = lru_cache(NUM_INDEXES)(lambda path, inode: EpisodeIndex())
         self._decoders = lru_cache(NUM_TOKENIZERS)(lambda file: decoder(file.path))
@@ -91,6 +95,11 @@ class Site:
         """What a list says of a file of metrics."""
         found = self._file(getattr(self.folder.run(name), file))
         return Progress({}) if found is None else self._progress(found)
+
+    def num_answers(self, name: str) -> tuple[int, int]:
+        """How many answers a model behind an API has given, and in how many episodes."""
+        found = self._file(self.folder.run(name).answers)
+        return (0, 0) if found is None else self._answers(found)
 
     def decoder(self, name: str) -> Decode:
         """What tells the text of a run's tokens; all its models share a tokenizer."""
@@ -164,17 +173,44 @@ class Site:
             v_star=v_star,
             value_name=_BASELINES.get(baseline, "V*") if has_values else "V*",
             normalized=data.option("algorithm", "length_normalization") == "tokens",
+            reads_whole=api_model(data) is not None,
         )
+
+    def num_episodes(self, name: str, source: str) -> int:
+        """How many episodes there are, also if the file has lost some of them."""
+        counted = finite(self.data(name).results.get("episodes"))
+        if source == "evaluation" and counted is not None:
+            return int(counted)
+        return len(self.index(name, source)[0])
+
+    def damage(self, name: str, *, num_episodes: int | None = None) -> list[str]:
+        """What the files of a run that is over have lost, in the words of the report.
+
+        `num_episodes` is the number of episodes in the file of its evaluation, if the page has
+        counted them; else they are counted where the file is empty or its end is cut off.
+        """
+        run = self.folder.run(name)
+        if state_of(run) not in (RunState.EVALUATED, RunState.TRAINED):
+            return []
+        rows = map(self._file, (run.metrics, run.distillation, run.warm_start))
+        found = [cut_line(file.path) for file in rows if file is not None]
+        episodes, results = self._file(run.episodes), self.data(name).results
+        if episodes is not None and results:
+            if num_episodes is None and not (episodes.size and ends_whole(episodes.path)):
+                num_episodes = len(self.index(name, "evaluation")[0])
+            if num_episodes is not None:
+                found.append(missing_episodes(run, results, num_episodes=num_episodes))
+        return [str(each) for each in found if each is not None]
 
     def patterns(self, name: str, source: str) -> list[tuple[str, PatternWords, int, float]]:
         """Pattern, its words, episodes and share; the most frequent first, without the absent."""
         data = self.data(name)
         if source == "evaluation":
             counts = Counter({row.pattern: row.count for row in failure_rows(data)})
-            total = data.num_episodes
         else:
             index, _ = self.index(name, source)
-            counts, total = Counter(filter(None, index.failures)), len(index)
+            counts = Counter(filter(None, index.failures))
+        total = self.num_episodes(name, source) if counts else 0
         return [
             (pattern, failure_words(data, pattern), count, count / max(1, total))
             for pattern, count in counts.most_common()
