@@ -37,24 +37,30 @@ def comparison_slides(
     pictures: Mapping[str, bytes],
     *,
     about: Sequence[str],
+    lines: str,
 ) -> bytes:
-    """The `.pptx` file. `pictures` are PNGs by what their axis counts, `about` are sentences."""
+    """The `.pptx` file. `pictures` are PNGs by what their axis counts, `about` are sentences.
+
+    `lines` says what is drawn in them.
+    """
     return presentation(
         "ragen-apo: comparison",
         [
-            partial(_curves, pictures=pictures),
+            partial(_curves, pictures=pictures, lines=lines),
             partial(_table, header=header, rows=rows, about=about),
         ],
     )
 
 
-def _curves(slide: Any, pictures: Mapping[str, bytes]) -> None:
+def _curves(slide: Any, pictures: Mapping[str, bytes], lines: str) -> None:
     set_title(slide, _HEADING, Line("Success against cost", size=26, bold=True))
     gap = 0.4
     width = (WIDTH - 2 * MARGIN - gap * (len(pictures) - 1)) / len(pictures)
     for number, (axis, picture) in enumerate(pictures.items()):
         box = Box(MARGIN + number * (width + gap), 1.7, width, width * _CURVES[1] / _CURVES[0])
         add_picture(slide, io.BytesIO(picture), box, description=f"Success against {axis}")
+    below = Box(MARGIN, HEIGHT - 1.0, WIDTH - 2 * MARGIN, 0.4)
+    add_text(slide, below, [Line(lines, size=12, color=MUTED)])
 
 
 def _table(
