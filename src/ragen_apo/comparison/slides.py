@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -26,6 +27,8 @@ MAX_ROWS = 10
 """Algorithms on the slide; the files have all of them."""
 SHOWN = ("time to", "success")
 """Beginnings of the columns that a slide has room for."""
+LETTER = 0.09
+"""Width of one in a cell, in inches."""
 _HEADING = Box(MARGIN, 0.42, WIDTH - 2 * MARGIN, 0.55)
 _CURVES = (8.0, 5.0)
 """Proportions of the pictures."""
@@ -70,11 +73,10 @@ def _table(
     columns = [index for index, name in enumerate(header) if index == 0 or name.startswith(SHOWN)]
     shown = [[cells[index] for index in columns] for cells in (header, *rows[:MAX_ROWS])]
     width = WIDTH - 2 * MARGIN
-    num_wide = sum(not name.startswith("time to") for name in shown[0])
-    wide = 2.9 if num_wide == 2 else 2.4
-    narrow = (width - num_wide * wide) / (len(columns) - num_wide)
-    box = Box(MARGIN, 1.2, width, 0.38 * len(shown))
-    widths = [narrow if name.startswith("time to") else wide for name in shown[0]]
+    longest = [max(map(len, column)) for column in zip(*shown, strict=True)]
+    widths = [width * letters / sum(longest) for letters in longest]
+    lines_of_cell = math.ceil(sum(longest) * LETTER / width)
+    box = Box(MARGIN, 1.2, width, (0.16 + 0.22 * lines_of_cell) * len(shown))
     add_table(slide, box, shown, widths=widths, strong_row=len(shown))
     notes = [*about, "comparison.csv has every number."]
     lines = [Line(text, size=12, color=MUTED, space_after=4) for text in notes]
