@@ -327,7 +327,7 @@ def test_a_start_that_fails_leaves_nothing_behind(
         raise RagenApoError("no")
 
     monkeypatch.setattr("ragen_apo.stages.pipeline.open_session", fails)
-    with pytest.raises(RagenApoError, match="no"):
+    with pytest.raises(ragen_apo.RagenApoError, match="no"):
         ragen_apo.train(TINY, new, progress=False)
     assert not new.exists()
 

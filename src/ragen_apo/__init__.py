@@ -1,7 +1,8 @@
 """Multi-turn A*-PO: reinforcement learning for language-model agents with one rollout per task.
 
 From Python: `ragen_apo.train` and the other names of `ragen_apo.api` below, which is imported when
-one of them is first asked for. (`ragen_apo.report` and `ragen_apo.warm_start` are subpackages.)
+one of them is first asked for, and `RagenApoError`. (`ragen_apo.report` and `ragen_apo.warm_start`
+are subpackages.)
 """
 
 import importlib
@@ -16,6 +17,7 @@ SPIN_COUNT = 20_000
 if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():
     os.environ["GOMP_SPINCOUNT"] = str(SPIN_COUNT)  # read when torch is imported
 _INTERFACE = (
+    "RagenApoError",
     "Run",
     "compare",
     "episodes",
@@ -31,7 +33,8 @@ _INTERFACE = (
 
 def __getattr__(name: str) -> Any:
     if name in _INTERFACE:
-        return getattr(importlib.import_module("ragen_apo.api"), name)
+        module = "errors" if name.endswith("Error") else "api"
+        return getattr(importlib.import_module(f"ragen_apo.{module}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

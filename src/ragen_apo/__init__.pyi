@@ -10,5 +10,6 @@ from ragen_apo.api import open_run as open_run
 from ragen_apo.api import push_to_hub as push_to_hub
 from ragen_apo.api import train as train
 from ragen_apo.api import write_report as write_report
+from ragen_apo.errors import RagenApoError as RagenApoError
 
 __version__: str

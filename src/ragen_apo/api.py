@@ -571,8 +571,9 @@ def compare(
 ) -> list[Measurement]:
     """Trains several algorithms from the same reference with the same seeds, and compares them.
 
-    Writes comparison.md, .csv, .tex, .pptx and .html and curves to `out`. Returns what each run
-    cost and reached. Finished runs in `out` are reused.
+    Writes comparison.md, .csv, .tex, .pptx and .html and curves to `out`, and comparison.yaml, with
+    which it can be repeated. Returns what each run cost and reached. Finished runs in `out` are
+    reused.
 
     Args:
         config: a comparison, such as configs/compare_shop.yaml.
@@ -609,7 +610,7 @@ def compare(
         measure(run, name=name, seed=seed, budget=settings.budget)
         for (name, seed), run in runs.items()
     ]
-    write_comparison(measurements, folder, settings=settings, with_pdf=pdf)
+    write_comparison(measurements, folder, comparison=comparison, with_pdf=pdf)
     return measurements
 
 

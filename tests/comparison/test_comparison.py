@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from pptx.util import Inches
 
 from ragen_apo import api
 from ragen_apo.comparison import write
+from ragen_apo.comparison.explain import explanation
 from ragen_apo.comparison.measure import (
     DISTILLED,
     REFERENCE,
@@ -23,8 +25,14 @@ from ragen_apo.comparison.measure import (
     measure,
     stage_one_tokens,
 )
-from ragen_apo.comparison.plan import BudgetConfig, ComparisonConfig, load_comparison
-from ragen_apo.comparison.write import curves, explanation, rows_of_algorithms, write_comparison
+from ragen_apo.comparison.plan import (
+    BudgetConfig,
+    Comparison,
+    ComparisonConfig,
+    load_comparison,
+)
+from ragen_apo.comparison.table import rows_of_algorithms, table
+from ragen_apo.comparison.write import curves, write_comparison
 from ragen_apo.config import RunConfig
 from ragen_apo.config.yaml_text import dump_yaml, parse_yaml
 from ragen_apo.errors import ConfigError, RunDirectoryError
@@ -39,6 +47,7 @@ from tests.report.printing import NEEDS_PDF
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 SHIPPED = CONFIGS / "compare_shop.yaml"
+SHOP = load_comparison(SHIPPED)
 RIVALS = ["apo", "apo_turn", "ppo", "grpo", "rloo", "gigpo"]
 MEASUREMENT = Measurement(
     name="A*-PO",
@@ -167,6 +176,11 @@ def test_a_run_whose_name_has_no_folder_of_its_own_is_refused(
         ),
         ("base: compare.yaml\nseeds: [0]\nruns: {a: {}}", "base compare.yaml is a comparison"),
         ("base: base.yaml\nseeds: [0]\nruns: {a: {}}\nbudgets: {}", "budgets"),
+        (
+            "base: base.yaml\nseeds: [0]\nruns: {a: {}}\nshared: {seed: 9}",
+            r"shared\.seed would be ignored; set it in seeds$",
+        ),
+        ("base: base.yaml\nseeds: [0]\nruns: {a: {seed: 9}}", "a seed; set seed in seeds$"),
         ("base: base.yaml\nseeds: [0]\nruns: {a: &a {}, b: *a}", "line 3, column 21: the alias"),
         ("base: base.yaml\nseeds: [!!bool 0]\nruns: {a: {}}", "'0' cannot be read as !!bool"),
         ("base: base.yaml\nseeds: [0]\nruns: {a: {values: 2020-01-01}}", "run 'a' cannot be used"),
@@ -177,6 +191,13 @@ def test_a_comparison_that_cannot_work_is_refused(text: str, words: str, tmp_pat
     (tmp_path / "compare.yaml").write_text(text)
     with pytest.raises(ConfigError, match=words):
         load_comparison(tmp_path / "compare.yaml")
+
+
+def test_targets_are_ascending_and_none_has_two_columns(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text("seed: 0\ntraining: {eval_every: 1}\n")
+    text = "base: base.yaml\nseeds: [0]\nruns: {a: {}}\ntarget: [0.98, 0.9, 0.90000001, 0.9]"
+    (tmp_path / "compare.yaml").write_text(text)
+    assert load_comparison(tmp_path / "compare.yaml").settings.target == [0.9, 0.98]
 
 
 def test_the_configuration_of_a_run_is_refused_in_one_line_that_shows_a_comparison() -> None:
@@ -226,6 +247,8 @@ def test_a_sweep_makes_every_run_with_every_combination(tmp_path: Path) -> None:
         ("{seed: [1, 2]}", "seed cannot differ between runs"),
         ("{optimizer.rate: [1.0]}", "run 'a, rate 1.0' cannot be used"),
         ("{optimizer.learning_rate: []}", "sweep"),
+        ("{optimizer.learning_rate: 0.001}", "got 0.001, expected a list of values"),
+        ("{optimizer.lr: [0.001]}", r"did you mean optimizer\.learning_rate\?"),
         ("{values.store: [old/values.json]}", "write the runs of the sweep out under `runs`"),
     ],
 )
@@ -244,6 +267,11 @@ def test_text_beyond_ascii_reaches_the_runs_of_a_comparison_unchanged(tmp_path: 
     comparison = load_comparison(tmp_path / "compare.yaml")
     run = comparison.run("a", 0, reference=Path("reference"))
     assert run.agent.system_prompt == prompt
+
+
+def of_shop(settings: ComparisonConfig) -> Comparison:
+    """The shipped comparison with these settings."""
+    return replace(SHOP, settings=settings)
 
 
 def measured(run: RunDirectory, budget: BudgetConfig | None = None) -> Measurement:
@@ -389,16 +417,19 @@ def test_nothing_is_said_to_be_reached_where_a_run_had_no_success() -> None:
     header, row = rows_of_algorithms([failed], settings=settings)
     assert header[:4] == ["run", "time to 90%", "tokens to 90%", "mean success"]
     assert len(row) == len(header)
-    assert "A run had no success at all." in explanation([failed], settings=settings)
+    assert "No run had any success." in explanation([failed], comparison=of_shop(settings))
+    said = explanation([failed, MEASUREMENT], comparison=of_shop(settings))
+    assert "No success at all: A*-PO (seed 0)." in said
     low = [0.4, 0.3, 0.35]
-    stuck = replace(MEASUREMENT, points=[Point(n, n, low[n], n) for n in range(3)])
+    moments = [REFERENCE, 1, 2]
+    stuck = replace(MEASUREMENT, points=[Point(n, n, low[n], moments[n]) for n in range(3)])
     header, _ = rows_of_algorithms([stuck, MEASUREMENT], settings=settings)
     assert header[1] == "time to 90%", "40% is what both had before their first step"
-    said = " ".join(explanation([stuck, MEASUREMENT], settings=settings))
+    said = " ".join(explanation([stuck, MEASUREMENT], comparison=of_shop(settings)))
     assert "Every run reached 40.0%. All had that before they were trained" in said
     limited = settings.model_copy(update={"budget": BudgetConfig(seconds=10)})
-    said = explanation([failed], settings=limited)
-    assert "A run had no success at all within the budget." in said, "it may have had some later"
+    said = explanation([failed], comparison=of_shop(limited))
+    assert "No run had any success within the budget." in said, "it may have had some later"
     assert "where the curve of the shortest run ends." in " ".join(said)
 
 
@@ -408,7 +439,7 @@ def test_runs_whose_intervals_overlap_are_not_told_apart() -> None:
     better = replace(MEASUREMENT, name="A*-PO", success_low=0.4, success_high=0.8)
     for low, is_undecided in ((0.2, True), (0.85, False)):
         other = replace(MEASUREMENT, name="GRPO", success_low=low, success_high=low + 0.3)
-        said = " ".join(explanation([better, other], settings=settings))
+        said = " ".join(explanation([better, other], comparison=of_shop(settings)))
         assert ("does not tell these runs apart" in said) == is_undecided
 
 
@@ -419,16 +450,17 @@ def test_a_run_that_only_sampled_up_to_the_end_of_the_shortest_curve_is_named() 
     late = [Point(0.0, 0, 0.2, REFERENCE), Point(9.0, 3000, 0.3, 1)]
     early = [Point(0.0, 0, 0.2, REFERENCE), Point(9.0, 1000, 0.3, 1)]
     runs = [replace(MEASUREMENT, name=n, points=p) for n, p in (("A*-PO", late), ("GRPO", early))]
-    said = " ".join(explanation(runs, settings=settings))
-    assert "Up to there A*-PO had no evaluation after the first" in said
-    assert "had no evaluation" not in " ".join(explanation(runs[1:], settings=settings))
+    said = " ".join(explanation(runs, comparison=of_shop(settings)))
+    assert "Up to the end of the mean success A*-PO had no evaluation after the first" in said
+    assert "its mean success says little" in said
+    assert "had no evaluation" not in " ".join(explanation(runs[1:], comparison=of_shop(settings)))
 
 
 def test_a_run_without_an_evaluation_in_the_budget_is_not_the_shortest_of_the_curves() -> None:
     settings = load_comparison(SHIPPED).settings
     limited = settings.model_copy(update={"budget": BudgetConfig(tokens=50)})
     late = replace(MEASUREMENT, points=[Point(0.0, 0, 0.3, REFERENCE)])
-    said = " ".join(explanation([late, MEASUREMENT], settings=limited))
+    said = " ".join(explanation([late, MEASUREMENT], comparison=of_shop(limited)))
     ended = counted(MEASUREMENT.points[-1].tokens, "token")
     words = "of the shortest run with an evaluation within the budget ends."
     assert f"up to {ended}, where the curve {words}" in said
@@ -448,7 +480,7 @@ def test_the_files_of_a_comparison(tmp_path: Path) -> None:
     settings = settings.model_copy(
         update={"runs": {"A*-PO": None}, "seeds": [0, 1], "target": [0.9]}
     )
-    paths = write_comparison([MEASUREMENT, slower], tmp_path, settings=settings)
+    paths = write_comparison([MEASUREMENT, slower], tmp_path, comparison=of_shop(settings))
     assert [path.name for path in paths] == [
         "comparison.md",
         "comparison.csv",
@@ -456,6 +488,8 @@ def test_the_files_of_a_comparison(tmp_path: Path) -> None:
         "success_by_seconds.png",
         "success_by_tokens.png",
         "comparison.pptx",
+        "comparison.yaml",
+        "comparison_base.yaml",
         "comparison.html",
     ]
     page = paths[0].read_text()
@@ -467,16 +501,72 @@ def test_the_files_of_a_comparison(tmp_path: Path) -> None:
     # Bounds: 90% and 40%, 99% and 70%.
     # Areas up to 1,000 tokens: (0.4 + 0.95) / 2, and (0.45 * 500 + 0.525 * 500) / 1,000.
     assert row == (
-        "| A*-PO | 1 min 15 s | 1,250 | 1 min 00 s (1 of 2) | 1,000 (1 of 2) | 58.1% "
-        "| 73.5% (50.0% to 97.0%) | 65.0–84.5% | 65 | 1.5 | 0.250 "
-        "| 512 MiB |"
+        "| A*-PO | 1 min 15 s (1 min 00 s to 1 min 30 s) | 1,250 (1,000 to 1,500) "
+        "| 1 of 2 (1 min 00 s) | 1 of 2 (1,000) | 58.1% (48.8% to 67.5%) "
+        "| 73.5% (50.0% to 97.0%) | 65.0–84.5% | 65 (65 to 65) | 1.5 (1.5 to 1.5) "
+        "| 0.250 (0.250 to 0.250) | 512 MiB |"
     )
     rows = list(csv.DictReader(io.StringIO(paths[1].read_text())))
     assert [each["seconds_to_90%"] for each in rows] == ["60.0", ""]
     assert [each["tokens_to_common"] for each in rows] == ["1000", "1500"]
     assert [float(each["mean_success"]) for each in rows] == pytest.approx([0.675, 0.4875])
-    assert r"A*-PO & 1 min 15 s & 1,250 & 1 min 00 s (1 of 2)" in paths[2].read_text()
+    assert r"& 1,250 (1,000 to 1,500) & 1 of 2 (1 min 00 s)" in paths[2].read_text()
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths[3:5])
+
+
+def reaching(seconds: float | None, *, seed: int) -> Measurement:
+    """A run that is at 90% after so many seconds, or never; after 0 it is before training."""
+    start = 0.9 if seconds == 0 else 0.2
+    points = [Point(0.0, 0, start, REFERENCE), Point(1.0, 10, 0.3, 1)]
+    if seconds:
+        points.append(Point(seconds, 100 * int(seconds), 0.9, 2))
+    return replace(MEASUREMENT, seed=seed, points=points)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "time", "tokens"),
+    [
+        ([8, 21, 31], "20 s (8.0 to 31 s)", "2,000 (800 to 3,100)"),
+        ([50, 70], "1 min 00 s (50 s to 1 min 10 s)", "6,000 (5,000 to 7,000)"),
+        ([20], "20 s", "2,000"),
+        ([19, None, 16], "2 of 3 (16 to 19 s)", "2 of 3 (1,600 to 1,900)"),
+        ([35, None, None], "1 of 3 (35 s)", "1 of 3 (3,500)"),
+        ([None, None], "–", "–"),
+        ([4, 0], "1 of 2 (4.0 s), 1 at the start", "1 of 2 (400), 1 at the start"),
+        ([0, None, 0], "2 of 3 at the start", "2 of 3 at the start"),
+        ([0, 0], "at the start", "at the start"),
+    ],
+)
+def test_a_seed_that_fails_or_has_nothing_to_do_makes_no_mean_smaller(
+    seconds: list[float | None], time: str, tokens: str
+) -> None:
+    settings = SHOP.settings.model_copy(
+        update={"runs": {"A*-PO": None}, "seeds": [*range(len(seconds))], "target": [0.9]}
+    )
+    runs = [reaching(after, seed=seed) for seed, after in enumerate(seconds)]
+    header, row = rows_of_algorithms(runs, settings=settings)
+    cells = dict(zip(header, row, strict=True))
+    assert (cells["time to 90%"], cells["tokens to 90%"]) == (time, tokens)
+    rows = list(csv.DictReader(table(runs, settings=settings).splitlines()))
+    costs = [float(each["seconds_to_90%"] or "nan") for each in rows]
+    assert costs == pytest.approx([after or math.nan for after in seconds], nan_ok=True)
+    at_start = [float(each["success_at_start"]) >= 0.9 for each in rows]
+    assert at_start == [after == 0 for after in seconds]
+    said = " ".join(explanation(runs, comparison=of_shop(settings)))
+    assert "`At the start`: the reference reached it before any training." in said
+
+
+def test_every_mean_has_its_range_over_the_seeds() -> None:
+    settings = SHOP.settings.model_copy(update={"runs": {"A*-PO": None}, "seeds": [0, 1]})
+    other = replace(MEASUREMENT, seed=1, kl_per_sequence=0.5, pass_at_most=0.5, updates=35)
+    header, row = rows_of_algorithms(
+        [replace(MEASUREMENT, pass_at_most=0.75, pass_k=8), other], settings=settings
+    )
+    cells = dict(zip(header, row, strict=True))
+    assert cells["mean success"] == "67.5% (67.5% to 67.5%)"
+    assert cells["KL"] == "1 (0.5 to 1.5)"
+    assert cells["pass@8"] == "62.5% (50.0% to 75.0%)"
+    assert cells["updates"] == "50 (35 to 65)"
 
 
 @pytest.mark.slow
@@ -486,7 +576,7 @@ def test_the_page_of_a_comparison_has_each_run_and_is_printed_as_it_is(tmp_path:
     settings = load_comparison(SHIPPED).settings
     settings = settings.model_copy(update={"runs": {"A*-PO": {}}, "target": [0.9]})
     named = replace(MEASUREMENT, name="A*-PO")
-    *_, page, pdf = write_comparison([named], tmp_path, settings=settings, with_pdf=True)
+    *_, page, pdf = write_comparison([named], tmp_path, comparison=of_shop(settings), with_pdf=True)
     assert pdf.read_bytes().startswith(b"%PDF-")
     html = page.read_text()
     assert html.count('src="data:image/png') == 2
@@ -500,7 +590,7 @@ def test_the_page_of_a_comparison_has_each_run_and_is_printed_as_it_is(tmp_path:
 def test_the_slides_of_a_comparison_have_the_curves_and_the_table(tmp_path: Path) -> None:
     settings = load_comparison(SHIPPED).settings
     settings = settings.model_copy(update={"runs": {"A*-PO": {}}, "target": [0.5, 0.9]})
-    write_comparison([MEASUREMENT], tmp_path, settings=settings)
+    write_comparison([MEASUREMENT], tmp_path, comparison=of_shop(settings))
     path = tmp_path / "comparison.pptx"
     curves, results = Presentation(str(path)).slides
     assert sum(shape.shape_type == MSO_SHAPE_TYPE.PICTURE for shape in curves.shapes) == 2
@@ -508,7 +598,7 @@ def test_the_slides_of_a_comparison_have_the_curves_and_the_table(tmp_path: Path
     cells = [[cell.text for cell in row.cells] for row in table.rows]
     assert cells[0][:2] == ["run", "time to 95.0%"]
     assert cells[1][0] == "A*-PO"
-    assert cells[1][-1] == "97.0% (97.0% to 97.0%)"
+    assert cells[1][-1] == "97.0%"
     right = max(shape.left + shape.width for slide in (curves, results) for shape in slide.shapes)
     assert right <= Inches(WIDTH)
 
@@ -518,7 +608,7 @@ def test_a_page_has_the_columns_of_several_targets_and_of_pass_at_k(tmp_path: Pa
     settings = load_comparison(SHIPPED).settings
     settings = settings.model_copy(update={"runs": {"A*-PO": {}}, "target": [0.5, 0.9]})
     write_comparison(
-        [replace(MEASUREMENT, pass_at_most=0.99, pass_k=8)], tmp_path, settings=settings
+        [replace(MEASUREMENT, pass_at_most=0.99, pass_k=8)], tmp_path, comparison=of_shop(settings)
     )
     lines = (tmp_path / "comparison.md").read_text().splitlines()
     header, row = (
@@ -534,7 +624,7 @@ def test_a_page_has_the_columns_of_several_targets_and_of_pass_at_k(tmp_path: Pa
 def test_targets_that_differ_by_half_a_point_have_columns_of_their_own(tmp_path: Path) -> None:
     settings = load_comparison(SHIPPED).settings
     settings = settings.model_copy(update={"runs": {"A*-PO": {}}, "target": [0.975, 0.98]})
-    write_comparison([MEASUREMENT], tmp_path, settings=settings)
+    write_comparison([MEASUREMENT], tmp_path, comparison=of_shop(settings))
     header = (tmp_path / "comparison.csv").read_text().splitlines()[0].split(",")
     assert {"seconds_to_97.5%", "seconds_to_98%"} <= set(header)
 
@@ -545,7 +635,7 @@ def test_a_run_without_an_evaluation_within_the_budget_takes_no_mean_from_others
 ) -> None:
     settings = load_comparison(SHIPPED).settings.model_copy(update={"runs": {"A*-PO": {}}})
     early = replace(MEASUREMENT, seed=9, points=MEASUREMENT.points[:1])
-    write_comparison([MEASUREMENT, early], tmp_path, settings=settings)
+    write_comparison([MEASUREMENT, early], tmp_path, comparison=of_shop(settings))
     rows = list(csv.DictReader((tmp_path / "comparison.csv").read_text().splitlines()))
     assert [float(row["mean_success"]) for row in rows] == pytest.approx([0.675, 0.4])
 
@@ -555,10 +645,13 @@ def test_a_page_names_the_limits_that_there_are(tmp_path: Path) -> None:
     settings = load_comparison(SHIPPED).settings
     budget = BudgetConfig(tokens=2000)
     update = {"budget": budget, "runs": {"A*-PO": {}}, "seeds": [7]}
-    write_comparison([MEASUREMENT], tmp_path, settings=settings.model_copy(update=update))
+    write_comparison(
+        [MEASUREMENT], tmp_path, comparison=of_shop(settings.model_copy(update=update))
+    )
     page = (tmp_path / "comparison.md").read_text()
     assert "Budget of a run: 2,000 tokens." in page
-    assert "One seed, 7. Seconds" in page
+    assert "One seed, 7.\n- One seed cannot tell algorithms apart" in page
+    assert "means over the seeds" not in page
 
 
 @pytest.mark.parametrize("share_values", [False, True])
@@ -566,9 +659,56 @@ def test_a_page_names_the_limits_that_there_are(tmp_path: Path) -> None:
 def test_a_page_says_whose_costs_lack_samples(share_values: bool, tmp_path: Path) -> None:
     settings = load_comparison(SHIPPED).settings
     sharing = settings.model_copy(update={"share_values": share_values, "runs": {"A*-PO": {}}})
-    write_comparison([MEASUREMENT], tmp_path, settings=sharing)
+    write_comparison([MEASUREMENT], tmp_path, comparison=of_shop(sharing))
     said = "the costs of the others lack its samples" in (tmp_path / "comparison.md").read_text()
     assert said is share_values
+    (row,) = table_of(tmp_path / "comparison.md")
+    (run,) = csv.DictReader((tmp_path / "comparison.csv").read_text().splitlines())
+    assert ("mean success" in row, "mean_success" in run) == (not share_values, not share_values)
+
+
+def test_an_explanation_begins_with_what_was_measured_and_how_the_runs_differ(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "base.yaml").write_text(
+        "environment: shop\ntraining: {eval_every: 2, eval_episodes: 16, tasks_per_step: 32}\n"
+        "evaluation: {num_episodes: 50}\n"
+    )
+    (tmp_path / "compare.yaml").write_text(
+        "base: base.yaml\nseeds: [3, 4]\nruns:\n  A*-PO: {}\n  GRPO: {agent: {max_response_tokens:"
+        " 9}, training: {max_tasks: 7, eval_every: 4}}\n"
+    )
+    comparison = load_comparison(tmp_path / "compare.yaml")
+    runs = [replace(MEASUREMENT, name=name, seed=s) for name in ("A*-PO", "GRPO") for s in (3, 4)]
+    runs[0] = replace(runs[0], crowded_cores=True)
+    first, *said = explanation(runs, comparison=comparison)
+    assert first.startswith(
+        "Measured: success in 16 episodes (50 after training) of split test of the environment "
+        "shop, greedy, every 2 to 4 steps and after training. Model: small, 3 layers of "
+    )
+    assert first.endswith("Means over seeds 3, 4.")
+    differing = "The runs differ in agent.max_response_tokens and training.max_tasks, too"
+    rarely = "The runs are evaluated after 64 to 128 episodes of training"
+    crowded = "In 1 of 4 runs other processes used the cores at the start"
+    for words in (differing, rarely, crowded):
+        assert [line for line in said[:5] if line.startswith(words)], said
+
+
+def test_a_comparison_can_be_repeated_from_its_folder(tmp_path: Path, undrawn: None) -> None:
+    given = tmp_path / "given"
+    given.mkdir()
+    (given / "base.yaml").write_text("seed: 0\ntraining: {eval_every: 1}\n")
+    (given / "compare.yaml").write_text(SWEPT + "target: 0.5\n")
+    before = load_comparison(given / "compare.yaml")
+    runs = [replace(MEASUREMENT, name=name) for name in before.settings.runs]
+    write_comparison(runs, tmp_path / "out", comparison=before)
+    again = load_comparison(tmp_path / "out" / "comparison.yaml")
+    assert again.configs() == before.configs()
+    assert again.settings.target == [0.5]
+    text = (tmp_path / "out" / "comparison.yaml").read_text() + "# mine"
+    (tmp_path / "out" / "comparison.yaml").write_text(text)
+    write_comparison(runs, tmp_path / "out", comparison=again)
+    assert (tmp_path / "out" / "comparison.yaml").read_text() == text, "what was read stays"
 
 
 def table_of(page: Path) -> list[dict[str, str]]:
@@ -584,10 +724,12 @@ def test_with_a_budget_the_success_within_it_has_a_column_of_its_own(tmp_path: P
     limited = settings.model_copy(
         update={"budget": BudgetConfig(seconds=90.0), "runs": {"A*-PO": {}}}
     )
-    write_comparison([MEASUREMENT, replace(MEASUREMENT, seed=1)], tmp_path, settings=limited)
+    write_comparison(
+        [MEASUREMENT, replace(MEASUREMENT, seed=1)], tmp_path, comparison=of_shop(limited)
+    )
     (row,) = table_of(tmp_path / "comparison.md")
-    assert row["success within the budget (range)"] == "95.0% (95.0% to 95.0%)"
-    assert row["success after training (range)"] == "97.0% (97.0% to 97.0%)"
+    assert row["success within the budget"] == "95.0% (95.0% to 95.0%)"
+    assert row["success after training"] == "97.0% (97.0% to 97.0%)"
     assert "memory are of the whole run" in (tmp_path / "comparison.md").read_text()
     assert '<td class="n">95.0%</td>' in (tmp_path / "comparison.html").read_text()
     _, results = Presentation(str(tmp_path / "comparison.pptx")).slides
@@ -610,10 +752,35 @@ def test_every_name_is_plain_text_in_the_legend(name: str, monkeypatch: pytest.M
     assert legends == [[(MEASUREMENT.name, False), (name, False)]]
 
 
+def test_the_axes_and_the_page_say_what_is_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named: list[tuple[str, str]] = []
+
+    def read(figure: Figure) -> bytes:
+        (axes,) = figure.axes
+        named.append((axes.get_ylabel(), axes.get_xlabel()))
+        return b""
+
+    monkeypatch.setattr("ragen_apo.comparison.write.png_bytes", read)
+    monkeypatch.setattr("ragen_apo.comparison.write.comparison_slides", lambda *_, **__: b"")
+    settings = SHOP.settings.model_copy(update={"runs": {"A*-PO": {}}, "seeds": [0, 1]})
+    runs = [MEASUREMENT, replace(MEASUREMENT, seed=1)]
+    write_comparison(runs, tmp_path, comparison=of_shop(settings))
+    success = "success (greedy, 100 episodes)"
+    assert named == [
+        (success, "seconds, with Stage 1 and distillation, without evaluations"),
+        (success, "generated tokens, with Stage 1, without evaluations"),
+    ]
+    html = (tmp_path / "comparison.html").read_text()
+    assert html.count("<figcaption>Thick lines: means over the seeds") == 2
+    assert "Thick lines: means over the seeds" in (tmp_path / "comparison.md").read_text()
+
+
 @pytest.mark.usefixtures("undrawn")
 def test_a_name_with_a_bar_stays_in_its_cell(tmp_path: Path) -> None:
     settings = load_comparison(SHIPPED).settings.model_copy(update={"runs": {"a|b": {}}})
-    write_comparison([replace(MEASUREMENT, name="a|b")], tmp_path, settings=settings)
+    write_comparison([replace(MEASUREMENT, name="a|b")], tmp_path, comparison=of_shop(settings))
     (row,) = table_of(tmp_path / "comparison.md")
     assert row["run"] == r"a\|b"
 

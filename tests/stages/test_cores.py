@@ -57,6 +57,7 @@ def test_a_run_says_how_to_go_on_with_one_thread(
         train(config, run, progress=said, until="reference")
     advice = f"ragen-apo train --run-dir {run.path} --resume --machine.num_threads 1"
     assert any(advice in line for line in said.lines) == is_said
+    assert run.read_status().get("crowded_cores", False) == is_said
 
 
 def test_a_run_that_may_use_one_core_says_so_without_measuring(

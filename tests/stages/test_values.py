@@ -1,10 +1,12 @@
 """What Stage 1 says of the reference, and what Stage 2 is told of it."""
 
 import csv
+import itertools
 import math
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ import torch
 from ragen_apo.agent.search import MoveInContext
 from ragen_apo.errors import ConfigError, MissingValueError, TrainingError
 from ragen_apo.policy.turn_features import move_reader
+from ragen_apo.run_directory import RunDirectory
 from ragen_apo.session import Session
 from ragen_apo.stages import search
 from ragen_apo.stages.search import predictor_of_moves
@@ -223,6 +226,22 @@ def test_the_moves_of_a_configured_store_that_is_gone_are_not_sampled_anew(
     )
     with pytest.raises(ConfigError, match=r"v.sqlite has fewer .*; put it back, or set rank_by"):
         predictor_of_moves(gone)
+
+
+def test_a_kill_in_stage_one_loses_no_more_than_seconds(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its samples stay, and would be nearly free in a comparison."""
+    now = itertools.count(0.0, 2.1)  # each look at the clock is so much later
+    clock = SimpleNamespace(perf_counter=lambda: next(now))
+    monkeypatch.setattr("ragen_apo.phase_clock.time", clock)
+    noted: list[float] = []
+    monkeypatch.setattr(RunDirectory, "add_seconds", lambda *args, **_: noted.append(args[2]))
+    session.run.values.unlink()
+    with session.clock.timed("stage 1"):
+        estimate_values(session, reference(session), session.training_tasks())
+    assert len(noted) > 2
+    assert max(noted) < 5.0
 
 
 def test_a_new_reference_has_values_of_its_own_and_the_old_ones_stay(session: Session) -> None:

@@ -98,6 +98,11 @@ class Point:
     moment: int
     """The steps of Stage 2 before it; `REFERENCE`, `STAGE_ONE` or `DISTILLED` before the first."""
 
+    @property
+    def is_start(self) -> bool:
+        """Whether it is the reference's, before the run has done anything."""
+        return self.moment == REFERENCE
+
 
 @dataclass(frozen=True)
 class Measurement:
@@ -123,6 +128,10 @@ class Measurement:
     pass_k: int | None
     """That k."""
     peak_memory_bytes: int | None
+    attempts: int | None = None
+    """How often the run was started; what a kill loses is in no cost."""
+    crowded_cores: bool | None = None
+    """Whether other processes used the cores at a start, where that was measured."""
 
     @property
     def best(self) -> float:
@@ -191,6 +200,8 @@ def measure(run: RunDirectory, *, name: str, seed: int, budget: BudgetConfig) ->
         pass_at_most=results.pass_at_k[pass_k] if pass_k is not None else None,
         pass_k=pass_k,
         peak_memory_bytes=status.get("peak_memory_bytes"),
+        attempts=status.get("attempts"),
+        crowded_cores=status.get("crowded_cores"),
     )
 
 

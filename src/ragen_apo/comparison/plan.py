@@ -49,6 +49,11 @@ def _distinct(seeds: list[int]) -> list[int]:
     return seeds
 
 
+def _ascending(targets: list[float]) -> list[float]:
+    """Each once, as far as the names of columns tell them apart."""
+    return sorted({f"{target:.6g}": target for target in sorted(targets, reverse=True)}.values())
+
+
 class BudgetConfig(Section):
     """Limits of one run's Stage 1 and Stage 2; null for none."""
 
@@ -73,6 +78,7 @@ class ComparisonConfig(Section):
         list[Annotated[float, Field(gt=0, le=1)]],
         BeforeValidator(lambda value: value if isinstance(value, list) else [value]),
         Field(min_length=1),
+        AfterValidator(_ascending),
     ] = [0.9]  # noqa: RUF012 (pydantic copies it)
     """Success rates of an evaluation during training, one or several."""
     shared: dict[str, Any] = Field(default={})
@@ -105,6 +111,10 @@ class Comparison:
     settings: ComparisonConfig
     """With a run for every combination of the sweep."""
     base: Mapping[str, Any]
+    file: Path
+    """Where it was read."""
+    given: ComparisonConfig
+    """What the file says, with the defaults."""
     swept: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """By the name of a run, its keys out of the sweep."""
     values_of: Mapping[str, str] = field(default_factory=dict)
@@ -114,6 +124,13 @@ class Comparison:
         """The run that ends with its warm start: its reference is that of all runs."""
         layers = [self.base, self.settings.shared, {"seed": seed}]
         return config_of(layers, source=f"the reference of seed {seed}", may_import=True)
+
+    def configs(self) -> dict[str, RunConfig]:
+        """Every run with the first seed, by its name; the path of its reference is made up."""
+        seed = self.settings.seeds[0]
+        return {
+            name: self.run(name, seed, reference=Path(REFERENCE)) for name in self.settings.runs
+        }
 
     def run(self, name: str, seed: int, *, reference: Path, store: Path | None = None) -> RunConfig:
         """One run from that reference; `store` is that of the run in `values_of`."""
@@ -141,15 +158,13 @@ def load_comparison(path: Path) -> Comparison:
     is computed.
     """
     path = configuration_file(path)
-    settings, swept = _every_run(_settings(path))
+    given = _settings(path)
+    settings, swept = _every_run(given)
     _check_names(list(settings.runs), path, is_swept=bool(settings.sweep))
-    _check_shared(settings.runs, swept, path)
-    comparison = Comparison(settings, _base(settings, path), swept)
+    _check_shared(settings, swept, path)
+    comparison = Comparison(settings, _base(settings, path), path, given, swept)
     comparison.reference(settings.seeds[0])
-    configs = {
-        name: comparison.run(name, settings.seeds[0], reference=Path("reference"))
-        for name in settings.runs
-    }
+    configs = comparison.configs()
     _check_evaluations(configs, path)
     if settings.share_values:
         return replace(comparison, values_of=_values_of(configs))
@@ -228,15 +243,18 @@ def _problem_with_evaluation(
 
 
 def _check_shared(
-    runs: Mapping[str, Mapping[str, Any] | None], swept: Mapping[str, Mapping[str, Any]], path: Path
+    settings: ComparisonConfig, swept: Mapping[str, Mapping[str, Any]], path: Path
 ) -> None:
     """Raises ConfigError where a run changes what makes the reference."""
-    for name, own in runs.items():
+    if "seed" in settings.shared:
+        raise ConfigError(f"{path}: shared.seed would be ignored; set it in seeds")
+    for name, own in settings.runs.items():
         keys = merge(own or {}, swept[name])
         if ignored := [key for key in SHARED if value_at(keys, key) is not None]:
+            where = "seeds" if ignored[0] == "seed" else "base or shared"
             raise ConfigError(
                 f"{path}, run {name!r}: {' and '.join(ignored)} cannot differ between runs, which "
-                "start from one reference a seed; set it in base, shared or seeds"
+                f"start from one reference a seed; set {ignored[0]} in {where}"
             )
 
 

@@ -82,6 +82,15 @@ class Key:
         of_name = get_args(annotation)[1]
         return of_name is str or get_args(of_name)[:1] == (str,)
 
+    @property
+    def maps_to_lists(self) -> bool:
+        """Whether what stands there has names of its own, each with a list."""
+        annotation: Any = self.field.annotation
+        if get_origin(annotation) is not dict:
+            return False
+        of_name = get_args(annotation)[1]
+        return get_origin(of_name) is list or any(get_origin(a) is list for a in get_args(of_name))
+
 
 def _is_section(annotation: Any) -> bool:
     return isinstance(annotation, type) and issubclass(annotation, BaseModel)
@@ -138,6 +147,8 @@ def suggestion(path: str, known: list[str]) -> str:
     siblings = {key.rpartition(".")[2]: key for key in known if key.rpartition(".")[0] == parent}
     same_name = [key for key in known if key.rpartition(".")[2] == leaf]
     close = [siblings[name] for name in difflib.get_close_matches(leaf, siblings, n=1)]
+    # `lr` for `learning_rate`.
+    close += [key for name, key in siblings.items() if leaf == _initials(name)]
     if close or same_name:
         return f"did you mean {' or '.join([*close, *same_name])}?"
     others = [key for key in known if not path.startswith(f"{key}.")]
@@ -146,6 +157,12 @@ def suggestion(path: str, known: list[str]) -> str:
         return f"did you mean {anywhere[0]}?"
     where = f"in {parent}" if parent else "here"
     return f"known {where}: {', '.join(siblings or known)}"
+
+
+def _initials(name: str) -> str | None:
+    """Of a name of several words."""
+    words = name.split("_")
+    return "".join(word[:1] for word in words) if len(words) > 1 else None
 
 
 def _plain(value: Any) -> str:
@@ -200,6 +217,8 @@ def describe_problem(error: ErrorDetails, keys: Mapping[str, Key], *, where: str
     expected = key.allowed if key else "a section of keys"
     if key is parent and key is not None and key.maps_to_text:
         expected = "text"
+    if key is parent and key is not None and key.maps_to_lists:
+        expected = "a list of values"
     if parts and parts[-1].isdecimal():
         expected = expected.removeprefix("a list of ")
     else:

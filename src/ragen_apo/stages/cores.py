@@ -17,7 +17,7 @@ CROWDED = 0.7
 
 
 def say_if_cores_are_crowded(session: Session) -> None:
-    """Says that fewer threads would be faster, and how to go on with them."""
+    """Says that fewer threads would be faster, and how to go on with them; run.json has it."""
     num_threads, num_ranks = torch.get_num_threads(), session.ranks.worker.local_size
     if session.device.type != "cpu" or num_threads == 1:
         return
@@ -38,6 +38,8 @@ def say_if_cores_are_crowded(session: Session) -> None:
         )
     else:
         return
+    if session.ranks.is_first:
+        session.run.note(crowded_cores=True)  # its seconds say little
     alone = session.ranks.size == 1
     command = session.run.resume_command if alone else "torchrun with --resume"
     session.progress.say(
