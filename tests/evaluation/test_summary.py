@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from dataclasses import replace
 
@@ -12,6 +13,7 @@ from ragen_apo.environments.base import FailureWords, PatternWords
 from ragen_apo.evaluation.summary import (
     episode_rows,
     outcome_summary,
+    paired_difference_interval,
     pass_at_by_task,
     results_document,
     wilson_interval,
@@ -215,3 +217,28 @@ def test_both_documents_survive_json_unchanged() -> None:
 def test_an_evaluation_without_episodes_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one episode"):
         results_document([], policy="greedy", split="test", baselines={})
+
+
+@pytest.mark.parametrize("num_tasks", [20, 40])
+@pytest.mark.parametrize(("first", "second"), [(0.1, 0.1), (0.3, 0.1), (0.05, 0.4)])
+def test_the_interval_for_pairs_has_the_difference_in_95_of_100_cases(
+    first: float, second: float, num_tasks: int
+) -> None:
+    """Exactly, over all outcomes: `first` of all tasks are solved by the first player alone."""
+    covered = 0.0
+    for b in range(num_tasks + 1):
+        for c in range(num_tasks + 1 - b):
+            low, high = paired_difference_interval(only_first=b, only_second=c, num_tasks=num_tasks)
+            rest = num_tasks - b - c
+            ways = math.comb(num_tasks, b) * math.comb(num_tasks - b, c)
+            chance = ways * first**b * second**c * (1 - first - second) ** rest
+            covered += chance * (low <= first - second <= high)
+    assert 0.94 <= covered <= 0.985
+
+
+def test_the_interval_for_pairs_stays_possible_and_refuses_what_is_not() -> None:
+    # p = 11/12, q = 1/12: 10/12 + 1.96 sqrt((1 - 100/144) / 12) = 1.146, cut to 1; below 0.521
+    bounds = paired_difference_interval(only_first=10, only_second=0, num_tasks=10)
+    assert bounds == pytest.approx((0.5206, 1.0), abs=1e-4)
+    with pytest.raises(ValueError, match="expected counts of 3 tasks, got 2 and 2"):
+        paired_difference_interval(only_first=2, only_second=2, num_tasks=3)

@@ -153,6 +153,28 @@ def wilson_interval(successes: float, episodes: float) -> tuple[float, float]:
     return low, high
 
 
+def paired_difference_interval(
+    *, only_first: int, only_second: int, num_tasks: int
+) -> tuple[float, float]:
+    """The 95% interval of the first success rate minus the second, of two players of one task each.
+
+    `only_first` of the tasks were solved by the first alone, `only_second` by the second alone.
+    With p and q these counts plus 1, divided by n + 2, the bounds are
+    p - q ± z √((p + q - (p - q)²) / (n + 2)), the adjusted Wald interval for pairs (Bonett and
+    Price, 2012, "Adjusted Wald Confidence Interval for a Difference of Binomial Proportions Based
+    on Paired Data", Journal of Educational and Behavioral Statistics 37), within [-1, 1].
+    Assumes independent tasks. Raises ValueError for impossible counts.
+    """
+    if min(only_first, only_second) < 0 or only_first + only_second > num_tasks:
+        raise ValueError(
+            f"expected counts of {num_tasks} tasks, got {only_first} and {only_second}"
+        )
+    size = num_tasks + 2
+    p, q = (only_first + 1) / size, (only_second + 1) / size
+    half_width = _Z * math.sqrt((p + q - (p - q) ** 2) / size)
+    return max(-1.0, p - q - half_width), min(1.0, p - q + half_width)
+
+
 def results_document(
     trajectories: Sequence[Trajectory],
     *,

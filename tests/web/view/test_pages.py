@@ -340,6 +340,8 @@ def test_two_runs_are_compared_on_their_common_tasks(tmp_path: Path) -> None:
     # a fails 0 and 2, b fails 0 and 3; 4 and 5 are not in b.
     for text in ("All 4", "Only A solved 1", "Only B solved 1", "Both 1", "Neither 1"):
         assert text in page
+    # (2 - 2) / 6 in the middle; 1.96 sqrt((4/6 - 0) / 6) = 0.653
+    assert "<b>+0.0 points, 95% interval −65.3 to +65.3</b>" in page
     only = get(pages, "/compare", a="a", b="b", outcome="first")
     assert "task number 3" in only
     assert "task number 1" not in only
@@ -348,6 +350,15 @@ def test_two_runs_are_compared_on_their_common_tasks(tmp_path: Path) -> None:
     assert side.count("page 0") == 2
     answer = pages.get("/side", params={"a": "a", "b": "b", "first": 3, "second": 1})
     assert answer.status_code == 400
+
+
+def test_episodes_of_one_task_are_no_pairs_with_an_interval(tmp_path: Path) -> None:
+    """Of the two common tasks one is played twice: 2 of 3 against 0 of 3."""
+    once, lost = played("again"), played("again", rewards=[-0.5])
+    write_run(tmp_path / "a", [once, once, played("b", rewards=[-0.5])])
+    write_run(tmp_path / "b", [lost, lost, played("b", rewards=[-0.5])])
+    page = get(client(tmp_path), "/compare", a="b", b="a")
+    assert "Success of A minus that of B on these tasks: <b>−66.7 points</b>." in page
 
 
 def test_two_runs_that_did_not_play_the_same_say_so(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from ragen_apo.config.agent import AgentConfig
 from ragen_apo.config.api_model import AGENT_KEYS, prompt_told
 from ragen_apo.config.overrides import MAX_CHANGES, differences, merge
+from ragen_apo.evaluation.summary import paired_difference_interval
 from ragen_apo.report.api_model import api_model
 from ragen_apo.report.load import RunData, mapping
 from ragen_apo.web.pages import page_of
@@ -53,6 +54,7 @@ def compare(site: Site, request: Request) -> Response:
         labels=[algorithm_label(data) for data in runs],
         damage=site.damage(a, num_episodes=len(first)) + site.damage(b, num_episodes=len(second)),
         different=_different(*runs),
+        difference=_difference(counts, len({first.task_ids[number] for number, *_ in pairs})),
         counts={"any": len(pairs)} | {each: counts[each] for each in OUTCOMES.values()},
         patterns=[site.pattern_names(name) for name in (a, b)],
         outcome=wanted,
@@ -80,6 +82,22 @@ def _different(first: RunData, second: RunData) -> str:
     may = "" if any(_DEFAULT not in each[1:] for each in changes) else "may "
     told = [f"{key}: A {_value(a)}, B {_value(b)}"[:200] for key, a, b in changes]
     return f"{may}differ in what was played: {'; '.join(told[:MAX_CHANGES])}"
+
+
+def _difference(counts: Counter[str], num_tasks: int) -> str:
+    """How much more of the common tasks the first run solves; the interval where each was played
+    once, as episodes of one task are no independent pairs.
+    """
+    num_pairs, only = counts.total(), (counts["first"], counts["second"])
+    if not num_pairs:
+        return ""
+    told = f"{100 * (only[0] - only[1]) / num_pairs:+.1f} points"
+    if num_tasks == num_pairs:
+        bounds = paired_difference_interval(
+            only_first=only[0], only_second=only[1], num_tasks=num_tasks
+        )
+        told += ", 95% interval {:+.1f} to {:+.1f}".format(*(100 * each for each in bounds))
+    return told.replace("-", "−")
 
 
 def _value(value: object) -> str:
