@@ -553,7 +553,7 @@ def test_a_seed_that_fails_or_has_nothing_to_do_makes_no_mean_smaller(
     at_start = [float(each["success_at_start"]) >= 0.9 for each in rows]
     assert at_start == [after == 0 for after in seconds]
     said = " ".join(explanation(runs, comparison=of_shop(settings)))
-    assert "`At the start`: the reference reached it before any training." in said
+    assert '"At the start": the reference reached it before any training.' in said
 
 
 def test_every_mean_has_its_range_over_the_seeds() -> None:

@@ -225,6 +225,7 @@ def make_metrics(num_steps: int = 60) -> list[dict[str, Any]]:
             "num_context_tokens": 64 * 300,
             "rollout_seconds": 0.5,
             "training_seconds": 0.7,
+            "reference_scoring_seconds": 0.1,
         }
         if step % 10 == 0:
             row["eval_success_rate"] = round(min(0.97, success + 0.03), 2)

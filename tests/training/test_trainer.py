@@ -1,12 +1,16 @@
 """One step of the trainer: what it plays, what its gradient does not depend on, what it leaves."""
 
+import time
+from typing import Any
+
 import pytest
 import torch
 
 from ragen_apo.files import read_json_lines
+from ragen_apo.policy.scoring import token_logprobs
 from ragen_apo.session import Session
 from ragen_apo.training.trainer import Trainer
-from tests.factories import reference, step_without_update, trainer, with_keys
+from tests.factories import reference, step_without_update, trainer, trainer_of, with_keys
 
 
 def gradient_of(trainer: Trainer) -> torch.Tensor:
@@ -82,6 +86,43 @@ def test_a_refresh_makes_a_new_reference_from_which_the_next_step_starts(session
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("algorithm", "overrides", "is_apart"),
+    [
+        ("grpo", (), True),
+        ("ppo", (), True),
+        ("oapl", (), True),
+        ("grpo", ("--algorithm.kl_coefficient=0.1",), False),
+        ("grpo", ("--training.early_stop.max_kl=1000",), False),
+        ("apo", (), False),
+    ],
+)
+def test_scores_of_the_reference_for_a_metric_alone_are_not_in_the_seconds_of_training(
+    algorithm: str,
+    overrides: tuple[str, ...],
+    is_apart: bool,
+    session: Session,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seconds = 0.0
+
+    def slow(model: Any, *args: Any, **options: Any) -> torch.Tensor:
+        nonlocal seconds
+        time.sleep(0.2)
+        seconds += 0.2
+        return token_logprobs(model, *args, **options)
+
+    monkeypatch.setattr("ragen_apo.training.trainer.token_logprobs", slow)
+    trained = trainer_of(session, algorithm, *overrides)
+    started = time.perf_counter()
+    metrics = trained.step(0).metrics
+    whole = time.perf_counter() - started
+    assert ("reference_scoring_seconds" in metrics) == is_apart
+    apart = metrics.get("reference_scoring_seconds", 0.0)
+    assert metrics["rollout_seconds"] + metrics["training_seconds"] + apart < whole
+    assert apart >= (seconds if is_apart else 0.0)
+
+
 def test_frozen_embeddings_stay_as_they_are_while_the_rest_learns(session: Session) -> None:
     policy = reference(session, 1)
     policy.model.requires_grad_(True)

@@ -177,8 +177,8 @@ def _columns(
         else ""
     )
     yield (
-        f"A target costs what was used until the first evaluation that reaches it.{part} `At the"
-        " start`: the reference reached it before any training."
+        f'A target costs what was used until the first evaluation that reaches it.{part} "At the'
+        ' start": the reference reached it before any training.'
     )
     if not settings.share_values:
         is_without_curve = any(run.points[-1].tokens == 0 for run in measurements)

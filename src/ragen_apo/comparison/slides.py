@@ -69,11 +69,11 @@ def _curves(slide: Any, pictures: Mapping[str, bytes], lines: str) -> None:
 def _table(
     slide: Any, header: Sequence[str], rows: Sequence[Sequence[str]], about: Sequence[str]
 ) -> None:
-    set_title(slide, _HEADING, Line("Means over the seeds", size=26, bold=True))
+    set_title(slide, _HEADING, Line("Each algorithm", size=26, bold=True))
     columns = [index for index, name in enumerate(header) if index == 0 or name.startswith(SHOWN)]
     shown = [[cells[index] for index in columns] for cells in (header, *rows[:MAX_ROWS])]
     width = WIDTH - 2 * MARGIN
-    longest = [max(map(len, column)) for column in zip(*shown, strict=True)]
+    longest = [max(map(len, column)) + 2 for column in zip(*shown, strict=True)]
     widths = [width * letters / sum(longest) for letters in longest]
     lines_of_cell = math.ceil(sum(longest) * LETTER / width)
     box = Box(MARGIN, 1.2, width, (0.16 + 0.22 * lines_of_cell) * len(shown))

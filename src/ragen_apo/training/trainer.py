@@ -116,7 +116,9 @@ class Trainer:
         learning_rate = self._learning_rate(step)
         trained_on: Rollouts | None = None
         if keep_B.any():
-            trained_on = self._scored(self.config.algorithm.normalized(rollouts).take(keep_B))
+            kept = self.config.algorithm.normalized(rollouts).take(keep_B)
+            trained_on, for_metrics = self._scored(kept)
+            metrics |= for_metrics
             metrics |= self._improve(trained_on, learning_rate=learning_rate)
         else:
             metrics["num_updates"] = 0
@@ -128,7 +130,8 @@ class Trainer:
             "rollout_seconds": rolled_out - started,
             "training_seconds": time.perf_counter()
             - rolled_out
-            - metrics.get("thought_monitor_seconds", 0.0),
+            - metrics.get("thought_monitor_seconds", 0.0)
+            - metrics.get("reference_scoring_seconds", 0.0),
             **ahead_seconds,
             **self.ranks.mean_seconds(since=exchanged),
         }
@@ -227,14 +230,15 @@ class Trainer:
             schedule=settings.schedule,
         )
 
-    def _scored(self, rollouts: Rollouts) -> Rollouts:
+    def _scored(self, rollouts: Rollouts) -> tuple[Rollouts, dict[str, float]]:
         """The rollouts with what the reference says of them, and log pi_old where the sampler's
-        differs.
+        differs; and the seconds of the first, if only a metric needs it.
 
         Ratios to a sampler that rounds otherwise would be of its rounding. So the policy scores the
         tokens as the loss does, before the first update of the step, and its ratios begin at 1.
         """
-        size, values_BT = self._micro_batch_size, None
+        size, values_BT, seconds = self._micro_batch_size, None, dict[str, float]()
+        started = time.perf_counter()
         if self._value_of is None:
             score = functools.partial(self._logprobs, self.reference)
             logprobs_BT = rollouts.scored(score, size=size, what="reference")
@@ -244,13 +248,23 @@ class Trainer:
                 score, num=2, size=size, what="reference"
             )
         scored = replace(rollouts, reference_logprobs_BT=logprobs_BT, state_values_BT=values_BT)
+        if not self._needs_reference():
+            if self.policy.device.type == "cuda":
+                torch.cuda.synchronize(self.policy.device)
+            seconds["reference_scoring_seconds"] = time.perf_counter() - started
         is_local = self.config.rollouts.engine == "local"
         rounds_alike = is_local and self.policy.compute_dtype is not torch.bfloat16
         if rounds_alike or not self.algorithm.has_ratio:
-            return scored
+            return scored, seconds
         score = functools.partial(self._logprobs, self.policy)
         old_BT = rollouts.scored(score, size=size, what="old policy")
-        return replace(scored, old_logprobs_BT=old_BT)
+        return replace(scored, old_logprobs_BT=old_BT), seconds
+
+    def _needs_reference(self) -> bool:
+        """Whether training needs what the reference says, or only a metric."""
+        limits = (self.config.reference.refresh_max_kl, self.config.training.early_stop.max_kl)
+        is_limited = any(limit is not None for limit in limits)
+        return self.algorithm.uses_reference or self._value_of is not None or is_limited
 
     def _logprobs_and_values(
         self, value_of: ValueFunction, micro: MicroBatch

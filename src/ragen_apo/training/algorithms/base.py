@@ -43,6 +43,8 @@ class Algorithm(ABC, Generic[Targets]):
     """Whether the loss differentiates the entropy; if not, only the first pass has it."""
     has_ratio: bool = False
     """Whether the loss divides by the probabilities of the policy that sampled."""
+    uses_reference: bool = True
+    """Whether anything but a metric needs what the reference says of the rollouts."""
 
     @property
     def other_models(self) -> Sequence[nn.Module]:

@@ -39,6 +39,8 @@ class ClippedRatio(Algorithm[Tensor]):
         self.num_epochs = settings.num_epochs
         self.num_minibatches = settings.num_minibatches
         self.entropy_gradients = settings.entropy_coefficient > 0
+        # The advantages of somebody else's may use it, too.
+        self.uses_reference = settings.kl_coefficient > 0 or settings.name not in ALGORITHMS
 
     def prepare(self, rollouts: Rollouts) -> Tensor:
         advantages_BT = self._settings.advantages(self.with_kl_penalty(rollouts))

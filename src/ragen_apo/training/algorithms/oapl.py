@@ -151,6 +151,8 @@ class OaplTargets:
 class OaplAlgorithm(Algorithm[OaplTargets]):
     """Keeps the lagged policy."""
 
+    uses_reference = False
+
     def __init__(self, settings: Oapl, policy: LanguageModel) -> None:
         from ragen_apo.objectives.apo import ApoSettings
 

@@ -108,6 +108,7 @@ class PpoAlgorithm(Algorithm[PpoTargets]):
         self.num_epochs = settings.num_epochs
         self.num_minibatches = settings.num_minibatches
         self.entropy_gradients = settings.entropy_coefficient > 0
+        self.uses_reference = self._ratio.uses_reference
 
     @property
     def other_models(self) -> Sequence[nn.Module]:
