@@ -169,6 +169,10 @@ def test_a_run_whose_name_has_no_folder_of_its_own_is_refused(
             "shared: {evaluation: {search: {method: best_of_n, rank_by: reward}}}",
             "run 'a': evaluation.search ranks by reward, an upper bound",
         ),
+        (
+            "base: base.yaml\nseeds: [0]\nruns: {a: {training: {eval_split: train}}}",
+            "run 'a': training.eval_split is 'train', and curves begin with the reference's",
+        ),
         ("base: base.yaml\nseeds: [0]\nruns: {a: {}, A: {}}", "folder 'a' is that of run 'a'"),
         (
             "base: other.yaml\nseeds: [0]\nruns: {a: {}}",

@@ -227,6 +227,12 @@ def _problem_with_evaluation(
     """Why this run's success cannot be compared with that of another; None where it can."""
     if config.training.eval_every is None:
         return "training.eval_every is null, no curve to draw"
+    if config.training.eval_split not in (None, config.evaluation.split):
+        return (
+            f"training.eval_split is {config.training.eval_split!r}, and curves begin with the "
+            f"reference's success on evaluation.split ({config.evaluation.split!r}); leave it out, "
+            "and training.keep_best with it"
+        )
     evaluation = config.evaluation
     if evaluation.search is not None and evaluation.search.rank_by == "reward":
         return (
