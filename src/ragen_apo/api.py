@@ -473,7 +473,7 @@ def estimate_values(
 
     _require_range("reference", reference, least=0, most=LARGEST)
     opened = open_run(run, environment=environment, trust_remote_code=trust_remote_code)
-    changes: dict[str, dict[str, Any]] = {}
+    changes: dict[str, Any] = {}
     if samples is not None:
         values = {"num_samples": samples, "adaptive": False}
         changes = {"values": values, "reference": {"num_samples": None}}

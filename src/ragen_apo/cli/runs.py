@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 @app.command(
     help_epilogue=examples(
         "train --config configs/shop.yaml --run-dir runs/mine --seed 1",
-        "train --config configs/shop.yaml --run-dir runs/lm --pretrained FOLDER",
+        "train --config configs/shop.yaml --run-dir runs/a --pretrained MODEL",
         "train --run-dir runs/mine --resume --training.max_steps 120",
     )
 )
