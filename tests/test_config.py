@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SHIPPED = sorted(
     path
     for path in (ROOT / "configs").glob("*.yaml")
-    if not path.name.startswith("compare_")  # comparisons: tests/comparison
+    if not path.name.startswith(("compare_", "pretrained"))  # tests/comparison, of --pretrained
 )
 
 

@@ -21,12 +21,17 @@ def test_limits_in_tokens_are_the_larger_ones_and_counts_the_smaller() -> None:
         "agent": {"max_response_tokens": 10, "max_context_tokens": 9000},
         "training": {"max_steps": 3, "tasks_per_step": 500, "max_tasks": None},
         "values": {"num_samples": 1},
+        "reference": {"refresh_every_steps": None},
     }
     config = read_config(given, pretrained=MODEL)
     assert (config.agent.max_response_tokens, config.agent.max_context_tokens) == (96, 9000)
     training = config.training
     assert (training.max_steps, training.tasks_per_step, training.max_tasks) == (3, 32, 256)
     assert config.values.num_samples == 1
+    assert (config.reference.refresh_every_steps, training.eval_every) == (None, 5)
+    kept = {"values": {"store": "values.sqlite"}, "training": {"eval_every": None}}
+    config = read_config(kept, pretrained=MODEL)
+    assert (config.reference.refresh_every_steps, config.training.eval_every) == (None, None)
     named = {key.path.rpartition(".")[2] for key in keys_of(RunConfig)}
     assert {*LONGEST, *FEWEST} <= named
 
@@ -51,13 +56,18 @@ def test_the_command_line_has_the_last_word_and_the_file_the_rest() -> None:
 
 
 def test_a_configuration_for_a_pretrained_model_is_told_the_other_key() -> None:
-    with pytest.raises(ConfigError, match=r"has a pretrained model, models/smollm2-135m.*"):
+    with pytest.raises(ConfigError, match=r"names a model itself, models/smollm2-135m"):
         load_config("shop_smollm2", pretrained=MODEL)
     with pytest.raises(ConfigError, match=f"write --policy.path {MODEL}"):
         load_config("shop_smollm2", pretrained=MODEL)
     for wrong in ("", 3):
         with pytest.raises(ConfigError, match=r"expected the folder or the hub name of a model"):
             read_config("shop", pretrained=wrong)  # pyright: ignore[reportArgumentType]
+
+
+def test_the_settings_alone_are_no_configuration() -> None:
+    with pytest.raises(ConfigError, match=r"lays it over one, as in `ragen-apo train --config"):
+        load_config("pretrained")
 
 
 @pytest.mark.slow

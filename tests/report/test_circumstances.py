@@ -38,8 +38,8 @@ def text_of_slides(run: RunData) -> str:
             "Training stopped early, after step 12 of 60: kl_per_sequence was above 3.",
         ),
         (
-            {"best": {"step": 5, "success_rate": 0.7, "num_evaluations": 6, "split": "train"}},
-            "The policy has the weights after step 5: those of the best of 6 evaluations during "
+            {"best": {"step": 5, "success_rate": 0.7, "split": "train"}},
+            "The policy has the weights after step 5, those of the best evaluation during "
             "training, on the split ‘train’ (70.0%).",
         ),
     ],

@@ -1,6 +1,7 @@
 """`training.keep_best`: the policy has the weights of the best evaluation during training."""
 
 import pkgutil
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -8,9 +9,11 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from ragen_apo.errors import ConfigError
+from ragen_apo.environments.base import make_environment
+from ragen_apo.errors import CheckpointError, ConfigError
 from ragen_apo.run_directory import RunDirectory
 from ragen_apo.stages.best import BestWatch
+from ragen_apo.stages.inputs import caveats
 from tests import factories
 from tests.factories import assert_same_tensors, rows
 
@@ -53,19 +56,19 @@ def evaluated(step: int, success: float, reward: float = 0.0) -> dict[str, float
 
 def test_the_best_is_the_latest_of_the_highest_success_and_reward() -> None:
     watch = BestWatch([{"step": 1}, evaluated(2, 0.5, 0.1), evaluated(4, 0.4, 9.0)])
-    assert (watch.step, watch.num_evaluations) == (2, 2)
+    assert watch.step == 2
     assert not watch.note(evaluated(6, 0.5, 0.0))
     assert watch.note(evaluated(8, 0.5, 0.2))
     assert watch.note(evaluated(10, 0.5, 0.2))
     assert not watch.note({"step": 11})
-    assert (watch.step, watch.success_rate, watch.num_evaluations) == (10, 0.5, 5)
+    assert (watch.step, watch.success_rate) == (10, 0.5)
     assert BestWatch().step is None
 
 
 def test_a_split_that_the_final_evaluation_plays_is_refused(tmp_path: Path) -> None:
     for split in ("null", "test"):
         config = factories.config(*KEEP_BEST, f"--training.eval_split={split}")
-        with pytest.raises(ConfigError, match=r"by tasks of .*, and 3 of .* such as train"):
+        with pytest.raises(ConfigError, match=r"by 3 tasks of .*, and 3 of .*: train$"):
             factories.run(config, tmp_path / "run")
     with pytest.raises(ConfigError, match=r"training\.eval_split: .*nowhere"):
         factories.run(factories.config("--training.eval_split=nowhere"), tmp_path / "run")
@@ -82,7 +85,7 @@ def test_the_policy_is_that_of_the_best_step(pretend: Callable[..., None], tmp_p
     assert_same_tensors(run.policy, checkpoint(run, 5))
     with pytest.raises(AssertionError):
         assert_same_tensors(run.policy, checkpoint(run, 6))
-    best = {"step": 5, "success_rate": 0.7, "num_evaluations": 6, "split": "train"}
+    best = {"step": 5, "success_rate": 0.7, "split": "train"}
     assert run.read_status()["best"] == best
 
 
@@ -131,6 +134,48 @@ def interrupted(
         patch.setattr(place.replace(":", "."), stop)
         with pytest.raises(KeyboardInterrupt):
             make()
+
+
+@pytest.mark.slow
+def test_evaluations_that_a_kill_has_undone_count_for_nothing(
+    pretend: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """They may come out otherwise on a GPU or by a server, and the run has to end all the same."""
+    config, run = factories.config(*KEEP_BEST), RunDirectory(tmp_path / "run")
+    for again in ((0.2, 0.7, 0.8), (0.1, 0.8)):  # the best so far, killed before its checkpoint
+        pretend(*again)
+        place, call = "ragen_apo.stages.training:save_checkpoint", 3 if len(again) == 3 else 1
+        interrupted(monkeypatch, place, call, lambda: factories.run(config, run.path))
+    pretend(0.1, 0.1, 0.1, 0.1)
+    factories.run(config, run.path)
+    assert run.read_status()["best"] == {"step": 2, "success_rate": 0.7, "split": "train"}
+    assert_same_tensors(run.policy, checkpoint(run, 2))
+
+
+@pytest.mark.slow
+def test_damaged_weights_are_said_and_the_run_can_do_without_them(
+    pretend: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    config, run = factories.config(*KEEP_BEST), RunDirectory(tmp_path / "run")
+    pretend(*SUCCESS)
+    place = "ragen_apo.stages.training:take_best"
+    interrupted(monkeypatch, place, 1, lambda: factories.run(config, run.path))
+    damaged = run.best / "4-training-000005"
+    (damaged / "model.safetensors").write_bytes(b"others")
+    with pytest.raises(CheckpointError, match=r"000005 cannot be read: .* Or remove the folder"):
+        factories.run(config, run.path)
+    shutil.rmtree(damaged)
+    factories.run(config, run.path)
+    assert_same_tensors(run.policy, checkpoint(run, 6))
+
+
+def test_choosing_by_tasks_that_are_trained_on_is_said() -> None:
+    environments = make_environment("shop", {"num_products": 24, "max_turns": 3})
+    few = "--training.max_tasks=10"
+    said = caveats(factories.config(*KEEP_BEST), environments)
+    assert any("chooses by 4 tasks, of which 4 are trained on" in each for each in said)
+    said = caveats(factories.config(*KEEP_BEST, few), environments)
+    assert not any("keep_best" in each for each in said)
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from ragen_apo.config.algorithms import (
 from ragen_apo.config.messages import Key, describe_problem, keys_of, shown
 from ragen_apo.config.moved import SOURCE_STYLE, is_of_0_1, present_keys
 from ragen_apo.config.overrides import merge, parse_overrides
-from ragen_apo.config.pretrained import with_pretrained
+from ragen_apo.config.pretrained import is_no_run, with_pretrained
 from ragen_apo.config.references import is_reference, with_absolute_paths
 from ragen_apo.config.run import RunConfig
 from ragen_apo.config.section import NAMED_SECTIONS, as_section
@@ -82,8 +82,14 @@ def read_values(path: Path | str) -> tuple[dict[str, Any], list[str]]:
 
     Raises ConfigError for what is no configuration at all.
     """
+    file = configuration_file(path)
+    if is_no_run(file):
+        raise ConfigError(
+            f"{path} is no configuration of a run: --pretrained MODEL lays it over one, as in "
+            "`ragen-apo train --config shop --pretrained MODEL`"
+        )
     try:
-        text = read_yaml(configuration_file(path))
+        text = read_yaml(file)
     except FileNotFoundError:
         raise ConfigError(f"there is no configuration {path}; {in_place_of(path)}") from None
     except (OSError, ValueError) as error:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from ragen_apo.config.overrides import merge
@@ -16,11 +17,12 @@ from ragen_apo.config.yaml_text import parse_yaml, read_yaml
 from ragen_apo.errors import ConfigError
 
 NAME = "pretrained"
-"""Of the configuration that comes with the package."""
+"""Of the settings that come with the package."""
 LONGEST = ("max_response_tokens", "max_context_tokens")
 """Keys of which the larger value counts."""
 FEWEST = (
     "eval_episodes",
+    "eval_every",
     "max_steps",
     "max_tasks",
     "micro_batch_size",
@@ -31,6 +33,8 @@ FEWEST = (
     "tasks_per_step",
 )
 """Keys of which the smaller value counts."""
+LEFT_OUT = ("eval_every", "refresh_every_steps")
+"""Keys that stay null where the configuration says so."""
 
 
 def with_pretrained(values: Mapping[str, Any], model: str | None) -> list[Mapping[str, Any]]:
@@ -48,11 +52,20 @@ def with_pretrained(values: Mapping[str, Any], model: str | None) -> list[Mappin
     policy = values.get("policy")
     if isinstance(policy, Mapping) and policy.get("path") is not None:
         raise ConfigError(
-            f"pretrained: the configuration has a pretrained model, {policy['path']}, and the "
-            f"settings for one; to train another one with them, write --policy.path {model}"
+            f"pretrained: the configuration names a model itself, {policy['path']}, and has the "
+            f"settings for it; to train another one with them, write --policy.path {model}"
         )
     settings, _ = parse_yaml(read_yaml(shipped_configurations()[NAME]))
+    stage_one = values.get("values")
+    if isinstance(stage_one, Mapping) and stage_one.get("store") is not None:
+        del settings["reference"]  # whose values are of one reference
     return [values, merge(_within(settings, values), {"policy": {"path": model}})]
+
+
+def is_no_run(file: Path) -> bool:
+    """Whether these are the settings, which make no configuration of a run by themselves."""
+    settings = shipped_configurations().get(NAME)
+    return settings is not None and file.resolve() == settings.resolve()
 
 
 def _within(settings: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
@@ -60,6 +73,8 @@ def _within(settings: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str,
     layer: dict[str, Any] = {}
     for key, setting in settings.items():
         own = values.get(key)
+        if key in LEFT_OUT and key in values and own is None:
+            continue
         if isinstance(setting, Mapping):
             layer[key] = _within(setting, own if isinstance(own, Mapping) else {})
         elif key in LONGEST + FEWEST and isinstance(own, int | float) and math.isfinite(own):

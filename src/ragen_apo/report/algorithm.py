@@ -135,19 +135,16 @@ def adapters(run: RunData) -> str | None:
 
 
 def chosen(run: RunData) -> str | None:
-    """By which evaluation the policy's weights were chosen, if they are not those of the end."""
+    """By which evaluation the policy's weights were chosen, with `training.keep_best`."""
     best = mapping(run.record.get("best"))
     if not best:
         return None
-    number, rate = finite(best.get("num_evaluations")), finite(best.get("success_rate"))
-    of = "the best evaluation"
-    if number is not None:
-        of = f"the best of {counted(int(number), 'evaluation')}"
+    rate = finite(best.get("success_rate"))
     solved = "" if rate is None else f" ({percent(rate)})"
     split = one_line(str(best.get("split") or "unknown"), 60)
     return (
-        f"The policy has the weights after step {compact(best.get('step'))}: those of {of} during "
-        f"training, on the split ‘{split}’{solved}."
+        f"The policy has the weights after step {compact(best.get('step'))}, those of the best "
+        f"evaluation during training, on the split ‘{split}’{solved}."
     )
 
 

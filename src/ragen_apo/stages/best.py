@@ -1,8 +1,9 @@
 """Which weights become the policy where `training.keep_best` is set: those of the best evaluation.
 
-Consumes the evaluations during training, which are in rows of distillation.jsonl and metrics.jsonl.
-So a resumed run knows what the interrupted one knew. `best/` has the weights in the form of
-checkpoints. The last two are kept: a run that was killed may go on from before the newest one.
+Consumes the evaluations during training, which are in rows of distillation.jsonl and metrics.jsonl,
+and `best/`, which has the weights in the form of checkpoints. So a resumed run knows what the
+interrupted one knew. The last two are kept: a run that was killed may go on from before the newest
+one. Evaluations whose weights are not there count for nothing, so every run can be finished.
 """
 
 from __future__ import annotations
@@ -10,14 +11,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ragen_apo.files import read_json_lines
-from ragen_apo.plural import counted
+from ragen_apo.errors import CheckpointError
+from ragen_apo.files import read_json_lines, remove
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.session import Session, require_shared
 from ragen_apo.training.checkpoint import (
     DISTILLATION,
     STAGE_TWO,
     Position,
+    list_checkpoints,
     load_weights,
     save_checkpoint,
 )
@@ -36,7 +38,6 @@ class BestWatch:
     def __init__(self, rows: Iterable[Mapping[str, Any]] = ()) -> None:
         self.step: int | None = None
         self.success_rate = 0.0
-        self.num_evaluations = 0
         self._score: tuple[float, float] | None = None
         for row in rows:
             self.note(row)
@@ -45,7 +46,6 @@ class BestWatch:
         """Whether the row has an evaluation that is the best so far."""
         if _SUCCESS not in row:
             return False
-        self.num_evaluations += 1
         score = (float(row[_SUCCESS]), float(row[_REWARD]))
         if self._score is not None and score < self._score:
             return False
@@ -53,13 +53,25 @@ class BestWatch:
         return True
 
 
-def watch_of(session: Session) -> BestWatch:
-    """What the run's rows say so far."""
+def begin_watch(session: Session) -> BestWatch:
+    """What the run's rows say so far; weights of evaluations that a kill has undone are removed."""
+    best = _watch(session)
+    kept = None if best.step is None else _position(best.step).name
+    for folder in list_checkpoints(session.run.best) if session.ranks.is_first else ():
+        if folder.name != kept:
+            remove(folder)
+    return best
+
+
+def _watch(session: Session) -> BestWatch:
+    """Of the evaluations whose weights are there."""
 
     def rows() -> list[dict[str, Any]]:
         distilled = read_json_lines(session.run.distillation)
         first = [{**row, "step": 0} for row in distilled if row["reference_version"] == 0]
-        return [*first, *read_json_lines(session.run.metrics)]
+        kept = {folder.name for folder in list_checkpoints(session.run.best)}
+        found = [*first, *read_json_lines(session.run.metrics)]
+        return [row for row in found if _position(row["step"]).name in kept]
 
     return BestWatch(session.ranks.from_first(rows, "evaluations so far"))
 
@@ -81,26 +93,28 @@ def keep_as_best(session: Session, policy: LanguageModel, *, step: int) -> None:
 
 def take_best(session: Session, policy: LanguageModel) -> None:
     """Puts the weights of the best evaluation into the policy, and notes which they are."""
-    best, training = watch_of(session), session.config.training
+    best = _watch(session)
     if best.step is None:
         return
     folder = session.run.best / _position(best.step).name
     require_shared(folder, session.ranks)
-    load_weights(folder, model=policy.model)
+    try:
+        load_weights(folder, model=policy.model)
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"{error} Put an undamaged copy in its place. Or remove the folder and continue with "
+            "--resume: the policy is then that of the best evaluation whose weights are there, or "
+            "of the last step."
+        ) from error
     if session.ranks.is_first:
+        training = session.config.training
         split = training.eval_split or session.config.evaluation.split
         session.run.note(
-            best={
-                "step": best.step,
-                "success_rate": best.success_rate,
-                "num_evaluations": best.num_evaluations,
-                "split": split,
-            }
+            best={"step": best.step, "success_rate": best.success_rate, "split": split}
         )
         session.progress.say(
-            f"the policy has the weights after step {best.step}, the best of "
-            f"{counted(best.num_evaluations, 'evaluation')} on the split {split!r}: "
-            f"{best.success_rate:.1%}"
+            f"the policy has the weights after step {best.step}, those of the best evaluation on "
+            f"the split {split!r}: {best.success_rate:.1%}"
         )
 
 

@@ -17,7 +17,9 @@ CROWDED = 0.7
 
 
 def say_if_cores_are_crowded(session: Session) -> None:
-    """Says that fewer threads would be faster, and how to go on with them; run.json has it."""
+    """Says that fewer threads would be faster, and how to go on with them; run.json says that
+    other processes use the cores.
+    """
     num_threads, num_ranks = torch.get_num_threads(), session.ranks.worker.local_size
     if session.device.type != "cpu" or num_threads == 1:
         return
@@ -36,10 +38,10 @@ def say_if_cores_are_crowded(session: Session) -> None:
             f" {num_threads} cores: {num_threads} threads are slower than one now, often several"
             " times. Wait until the cores are free, or stop"
         )
+        if session.ranks.is_first:
+            session.run.note(crowded_cores=True)  # its seconds say little
     else:
         return
-    if session.ranks.is_first:
-        session.run.note(crowded_cores=True)  # its seconds say little
     alone = session.ranks.size == 1
     command = session.run.resume_command if alone else "torchrun with --resume"
     session.progress.say(

@@ -9,6 +9,7 @@ everything else that can be known before a run directory is made.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from ragen_apo.agent.assembly import build_environments, context_of_tokenizer, set_up_machine
@@ -22,13 +23,15 @@ from ragen_apo.environments.answers import problem_with_tasks
 from ragen_apo.environments.base import HasTasks, opened_environment, policies_of, tasks_of
 from ragen_apo.environments.human.recordings import select_recordings
 from ragen_apo.errors import ConfigError, EnvironmentFaultError
+from ragen_apo.plural import counted
 from ragen_apo.policy.inference_server.configured import read_facts, servers_of
 from ragen_apo.policy.language_model import check_model, load_tokenizer
 from ragen_apo.policy.lora import require_peft
 from ragen_apo.printable import shortened
 from ragen_apo.stages.search import require_searchable
-from ragen_apo.task_order import missing_categories, training_tasks
+from ragen_apo.task_order import missing_categories, training_tasks, untrained_first
 from ragen_apo.tracking.run_tracking import require_trackers
+from ragen_apo.types import Task
 from ragen_apo.values.regression import NUM_FOLDS
 from ragen_apo.values.store import ValueStore
 
@@ -104,8 +107,8 @@ def check_run_inputs(
     require_trackers(config.tracking)
     _check_ranks(config)
     _check_tasks(config, environment)
-    _check_choice_of_best(config, environment)
     tasks = training_tasks(environment, name=name, max_tasks=training.max_tasks, seed=config.seed)
+    _check_choice_of_best(config, environment, tasks)
     _check_teacher(config, environment)
     _check_chance(config, environment)
     require_searchable(search, environment, num_rows=training.num_rows)
@@ -190,20 +193,35 @@ def _check_tasks(config: RunConfig, environment: HasTasks) -> None:
             raise EnvironmentFaultError(f"the environment {name!r}: tasks({each!r}): {problem}")
 
 
-def _check_choice_of_best(config: RunConfig, environment: HasTasks) -> None:
+def evaluated_while_training(
+    config: RunConfig, environment: HasTasks, trained: Sequence[Task]
+) -> list[Task]:
+    """What evaluations during training play; `trained` are the tasks that are trained on."""
+    split = config.training.eval_split
+    tasks = tasks_of(environment, split or config.evaluation.split)
+    if split is not None:
+        tasks = untrained_first(tasks, {task.task_id for task in trained})
+    return list(tasks[: config.training.eval_episodes])
+
+
+def _check_choice_of_best(
+    config: RunConfig, environment: HasTasks, trained: Sequence[Task]
+) -> None:
     """Weights must not be chosen by the tasks that the final evaluation plays."""
     training, evaluation = config.training, config.evaluation
     if not training.keep_best:
         return
     split = training.eval_split or evaluation.split
-    chosen_by = {task.task_id for task in tasks_of(environment, split)}
+    chosen_by = {task.task_id for task in evaluated_while_training(config, environment, trained)}
     played = tasks_of(environment, evaluation.split)[: evaluation.num_episodes]
+    used = {split, evaluation.split, "all"}
+    others = " or ".join(each for each in environment.properties.splits if each not in used)
     if shared := sum(task.task_id in chosen_by for task in played):
         raise ConfigError(
-            f"training.keep_best chooses weights by tasks of the split {split!r} "
-            f"(training.eval_split), and {shared} of them are played in the evaluation after "
-            f"training (evaluation.split {evaluation.split!r}), whose success would be too high; "
-            "set training.eval_split to another split, such as train"
+            f"training.keep_best chooses weights by {counted(len(chosen_by), 'task')} of the split "
+            f"{split!r} (training.eval_split), and {shared} of them are played in the evaluation "
+            f"after training (evaluation.split {evaluation.split!r}), whose success would be too "
+            f"high; set training.eval_split to a split without them: {others}"
         )
 
 
@@ -239,7 +257,24 @@ def _check_chance(config: RunConfig, environment: HasTasks) -> None:
 
 def caveats(config: RunConfig, environment: HasTasks) -> list[str]:
     """What the run may do, and what its result is then not, a sentence each."""
-    found = _unplayed_categories(config, environment) + _untold_form(config)
+    trained: list[Task] = []
+    if config.training.eval_split is not None:
+        trained = training_tasks(
+            environment,
+            name=config.environment.name,
+            max_tasks=config.training.max_tasks,
+            seed=config.seed,
+        )
+    found = _unplayed_categories(config, environment, trained) + _untold_form(config)
+    if config.training.keep_best:
+        ids = {task.task_id for task in trained}
+        chosen_by = evaluated_while_training(config, environment, trained)
+        if known := sum(task.task_id in ids for task in chosen_by):
+            found.append(
+                f"training.keep_best chooses by {counted(len(chosen_by), 'task')}, of which "
+                f"{known} are trained on: it prefers what knows them by heart. A smaller "
+                "training.max_tasks leaves more of the split out of training"
+            )
     if config.distillation.enabled and not environment.properties.deterministic:
         found.append(
             f"distillation: the environment {config.environment.name!r} is stochastic, and an "
@@ -263,20 +298,25 @@ def _untold_form(config: RunConfig) -> list[str]:
     ]
 
 
-def _unplayed_categories(config: RunConfig, environment: HasTasks) -> list[str]:
+def _unplayed_categories(
+    config: RunConfig, environment: HasTasks, trained: Sequence[Task]
+) -> list[str]:
     """Evaluations play the first tasks of a split, and these may all be of one kind.
 
     Rare categories, which a mixed order may leave out by chance, are not mentioned.
     """
     training, evaluation = config.training, config.evaluation
-    sizes = {"evaluation.num_episodes": (evaluation.split, evaluation.num_episodes)}
+    split = evaluation.split
+    first = tasks_of(environment, split)[: evaluation.num_episodes]
+    plays = {"evaluation.num_episodes": (split, evaluation.num_episodes, first)}
     if training.eval_every is not None:
-        split = training.eval_split or evaluation.split
-        sizes["training.eval_episodes"] = (split, training.eval_episodes)
+        first = evaluated_while_training(config, environment, trained)
+        split = training.eval_split or split
+        plays["training.eval_episodes"] = (split, training.eval_episodes, first)
     found = []
-    for key, (split, size) in sizes.items():
+    for key, (split, size, first) in plays.items():
         tasks = tasks_of(environment, split)
-        played = {task.category for task in tasks[:size]}
+        played = {task.category for task in first}
         unplayed = [task.category for task in tasks if task.category not in played]
         if len(unplayed) > MENTIONED_SHARE * len(tasks):
             names = shortened(", ".join(sorted(set(unplayed))), 100)

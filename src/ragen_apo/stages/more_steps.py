@@ -92,7 +92,7 @@ def set_results_aside(run: RunDirectory) -> tuple[int, Path]:
     earlier = run.earlier(made)
     make_directory(earlier)
     steps = run.read_status().get("went_on_after", [])
-    run.note(went_on_after=sorted({*steps, made}))
+    run.note(went_on_after=sorted({*steps, made}), best=None)
     for path in (run.report, run.results.parent, run.adapter, run.policy):
         if path.exists():
             remove(earlier / path.name)  # of a run that has gone on after this step before

@@ -49,7 +49,12 @@ from ragen_apo.session import Session, open_session, require_shared
 from ragen_apo.stages.cores import say_if_cores_are_crowded
 from ragen_apo.stages.disk import free_disk, plan_disk
 from ragen_apo.stages.distillation import distil
-from ragen_apo.stages.inputs import caveats, check_run_inputs, describe_servers
+from ragen_apo.stages.inputs import (
+    caveats,
+    check_run_inputs,
+    describe_servers,
+    evaluated_while_training,
+)
 from ragen_apo.stages.memory import free_memory, plan_memory, saved_sizes
 from ragen_apo.stages.more_steps import (
     changed_rates,
@@ -72,7 +77,6 @@ from ragen_apo.stages.origin import (
 from ragen_apo.stages.stored_values import note_samples
 from ragen_apo.stages.training import reference_model, run_stage_two
 from ragen_apo.stages.values import estimate_values, note_stage_one_tokens, note_values
-from ragen_apo.task_order import untrained_first
 from ragen_apo.training.checkpoint import (
     DISTILLATION,
     PHASES,
@@ -248,10 +252,7 @@ def _require_room_for_prompts(session: Session, policy: LanguageModel) -> None:
     training, evaluation, trained = config.training, config.evaluation, session.training_tasks()
     evaluated = tasks_of(environments, evaluation.split)[: evaluation.num_episodes]
     if training.eval_every is not None:
-        split = training.eval_split or evaluation.split
-        ids = {task.task_id for task in trained}
-        new_first = untrained_first(tasks_of(environments, split), ids)
-        evaluated = [*evaluated, *new_first[: training.eval_episodes]]
+        evaluated = [*evaluated, *evaluated_while_training(config, environments, trained)]
     context = build_context(config.agent, policy, environments)
     for tasks in (trained, evaluated):
         longest = max(tasks, key=lambda task: len(task.instruction))

@@ -15,7 +15,7 @@ from ragen_apo.files import append_json_line, read_json_lines
 from ragen_apo.plural import counted
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.session import Session
-from ragen_apo.stages.best import BestWatch, keep_as_best, take_best, watch_of
+from ragen_apo.stages.best import BestWatch, begin_watch, keep_as_best, take_best
 from ragen_apo.stages.distillation import distil
 from ragen_apo.stages.early_stop import EarlyStop, EarlyStopWatch
 from ragen_apo.stages.origin import note_reference
@@ -57,7 +57,7 @@ def _take_steps(
     config, max_steps = session.config.training, session.config.training.max_steps
     rows = session.ranks.from_first(lambda: read_json_lines(session.run.metrics), "rows so far")
     watch = EarlyStopWatch(config.early_stop, rows)
-    best = watch_of(session) if config.keep_best else None
+    best = begin_watch(session) if config.keep_best else None
 
     def is_over() -> bool:
         """Asked of the present position; a new reference can end training as well."""
@@ -227,12 +227,13 @@ def _is_due(step: int, every: int | None, *, is_last: bool) -> bool:
 def _evaluation_episodes(session: Session, proxy: AgentProxy) -> list[Trajectory]:
     """Played with the present weights."""
     config = session.config
+    split, trained = config.training.eval_split, session.training_tasks()
     plan = EvaluationPlan(
-        split=config.training.eval_split or config.evaluation.split,
+        split=split or config.evaluation.split,
         num_episodes=config.training.eval_episodes,
         temperature=config.evaluation.temperature,
         seed=config.seed,
-        trained_on=frozenset(task.task_id for task in session.training_tasks()),
+        trained_on=frozenset(task.task_id for task in trained) if split else frozenset(),
     )
     return play_evaluation(proxy, plan, policy_version="evaluation")
 

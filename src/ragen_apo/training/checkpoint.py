@@ -184,9 +184,11 @@ def load_weights(path: Path, *, model: nn.Module) -> None:
 
     Raises CheckpointError for one that is missing, cut off or belongs to another model.
     """
-    with checkpoint_errors(path, WEIGHTS_FILE):
+    try:
         check_checksums(path, [WEIGHTS_FILE, STATE_FILE])
         load_trained_tensors(model, load_file(path / WEIGHTS_FILE))
+    except (OSError, ValueError, safetensors.SafetensorError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}.") from error
 
 
 def load_moments(path: Path, optimizer: Optimizer) -> None:
