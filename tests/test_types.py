@@ -1,6 +1,7 @@
 """Records: ids from content, sums over turns, masks exactly at the sampled tokens."""
 
 import dataclasses
+import itertools
 import json
 from typing import Any
 
@@ -80,6 +81,14 @@ def test_the_return_is_the_sum_of_rewards_and_tokens_are_counted_over_turns() ->
     assert episode.num_response_tokens == 4  # 2 + 1 + 1
     assert episode.num_context_tokens == 10  # 4 and three prompts of 2
     assert trajectory().episode_return == 0
+
+
+def test_the_same_rewards_in_another_order_are_the_same_return() -> None:
+    rewards = (0.09, -0.02, -0.02, -0.05)  # added up one by one: 0, -7e-18, -1e-17 or -1.4e-17
+    orders = itertools.permutations(rewards)
+    returns = {trajectory(*(turn(reward=r) for r in order)).episode_return for order in orders}
+    assert len(returns) == 1
+    assert returns.pop() == pytest.approx(0)
 
 
 def test_a_trajectory_survives_json() -> None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -127,8 +128,11 @@ class Trajectory:
 
     @property
     def episode_return(self) -> float:
-        """The undiscounted sum of the turns' rewards, R(tau)."""
-        return sum(turn.reward for turn in self.turns)
+        """The undiscounted sum of the turns' rewards, R(tau).
+
+        Rounded once: the same rewards in another order are the same return, and no variance.
+        """
+        return math.fsum(turn.reward for turn in self.turns)
 
     @property
     def num_response_tokens(self) -> int:
