@@ -46,12 +46,15 @@ def test_a_search_is_evaluated_and_reported_beside_play_without_it_and_the_next_
     }
     assert command("report", run).status == 0
     header, policy, other, *rest = (run / "report" / "summary.csv").read_text().splitlines()
-    assert header == "method,success_rate,avg_reward,avg_steps,avg_tokens"
+    assert (
+        header
+        == "method,success_rate,avg_reward,avg_steps,avg_tokens,episodes,success_ci95_low,success_ci95_high"
+    )
     assert ", beam of 2," in policy.replace('"', "")
-    assert policy.endswith(f"{search['avg_tokens']:.4f}")
+    assert policy.split(",")[-4] == f"{search['avg_tokens']:.4f}"
     assert other.startswith("without search,")
-    assert other.endswith(f"{without['avg_tokens']:.4f}")
-    assert all(row.endswith(",") for row in rest)
+    assert other.split(",")[-4] == f"{without['avg_tokens']:.4f}"
+    assert not any(row.split(",")[-4] for row in rest)
     assert command("evaluate", run).status == 0
     assert results(run) == plain | {"policy": str(run / "policy")}
 
