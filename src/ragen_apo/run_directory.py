@@ -251,13 +251,9 @@ def open_run(path: Path) -> RunDirectory:
             "report`, `view` and `serve shop --run` read; to play more episodes, give `ragen-apo "
             "evaluate --api-model` again."
         )
-    if not path.exists():
-        raise RunDirectoryError(
-            f"{path} is not a run: there is no folder {path.absolute()}. Expected a directory made "
-            "by `ragen-apo train --run-dir`."
-        )
+    missing = run.config.absolute() if path.exists() else f"folder {path.absolute()}"
     raise RunDirectoryError(
-        f"{path} is not a run: there is no {run.config.absolute()}. Expected a directory made by "
+        f"{path} is not a run: there is no {missing}. Expected a directory made by "
         "`ragen-apo train --run-dir`."
     )
 

@@ -166,9 +166,9 @@ def _columns(
     if limits := _limits(settings):
         yield f"Budget of a run: {limits}."
     if common:
-        alone = "" if is_reached_later(measurements, common) else (
-            " All had that before they were trained, and one of them never rose above it."
-        )  # fmt: skip
+        alone = " All had that before they were trained, and one of them never rose above it."
+        if is_reached_later(measurements, common):
+            alone = ""
         yield f"Every run reached {percent(common)}{within}.{alone}"
     part = (
         " There is a mean only if every seed paid for it; else the table says how many did, and"

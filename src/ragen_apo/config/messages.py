@@ -76,20 +76,20 @@ class Key:
     @property
     def maps_to_text(self) -> bool:
         """Whether what stands there has names of its own, each with a text."""
-        annotation: Any = self.field.annotation
-        if get_origin(annotation) is not dict:
-            return False
-        of_name = get_args(annotation)[1]
+        of_name = self._of_own_names
         return of_name is str or get_args(of_name)[:1] == (str,)
 
     @property
     def maps_to_lists(self) -> bool:
         """Whether what stands there has names of its own, each with a list."""
-        annotation: Any = self.field.annotation
-        if get_origin(annotation) is not dict:
-            return False
-        of_name = get_args(annotation)[1]
+        of_name = self._of_own_names
         return get_origin(of_name) is list or any(get_origin(a) is list for a in get_args(of_name))
+
+    @property
+    def _of_own_names(self) -> Any:
+        """The type of what stands under names of its own; None where there are no such names."""
+        annotation: Any = self.field.annotation
+        return get_args(annotation)[1] if get_origin(annotation) is dict else None
 
 
 def _is_section(annotation: Any) -> bool:

@@ -64,6 +64,8 @@ def with_pretrained(values: Mapping[str, Any], model: str | None) -> list[Mappin
 
 def is_no_run(file: Path) -> bool:
     """Whether these are the settings, which make no configuration of a run by themselves."""
+    if file.stem != NAME:
+        return False
     settings = shipped_configurations().get(NAME)
     return settings is not None and file.resolve() == settings.resolve()
 

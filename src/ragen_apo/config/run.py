@@ -56,6 +56,11 @@ class RunConfig(Section):
     tracking: TrackingConfig = TrackingConfig()
 
     @property
+    def split_while_training(self) -> str:
+        """The tasks of evaluations during training."""
+        return self.training.eval_split or self.evaluation.split
+
+    @property
     def needs_values(self) -> bool:
         """Whether Stage 2 subtracts V*."""
         return self.algorithm.traits.has_values

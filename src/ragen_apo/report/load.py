@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -217,6 +217,15 @@ def pair(value: object) -> tuple[float, float] | None:
 def mapping(value: object) -> Mapping[str, Any]:
     """The value if it is a mapping, else an empty one, so that optional parts can be walked."""
     return value if isinstance(value, Mapping) else {}
+
+
+def with_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
+    """JSON values with what is neither an object nor a list changed."""
+    if isinstance(value, Mapping):
+        return {key: with_leaves(each, change) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [with_leaves(each, change) for each in value]
+    return change(value)
 
 
 def series(rows: Iterable[Mapping[str, Any]], key: str) -> tuple[list[float], list[float]]:

@@ -20,7 +20,7 @@ from ragen_apo.config.yaml_text import dump_yaml, parse_yaml
 from ragen_apo.report.algorithm import settings_of
 from ragen_apo.report.failure_analysis import fenced, markdown
 from ragen_apo.report.findings import headline, key_sentences
-from ragen_apo.report.load import RunData, finite, mapping
+from ragen_apo.report.load import RunData, finite, mapping, with_leaves
 from ragen_apo.report.style import one_line
 from ragen_apo.report.tables import method_rows
 
@@ -59,15 +59,11 @@ def _text(text: str) -> str:
 def _configuration(run: RunData) -> str:
     """As it was saved; of somebody's files that it names, not where they were."""
     saved, _ = parse_yaml(run.config_text)
-    shown = _without_folders(saved)
+    shown = with_leaves(saved, _without_folder)
     return run.config_text if shown == saved else dump_yaml(shown)
 
 
-def _without_folders(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without_folders(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_without_folders(each) for each in value]
+def _without_folder(value: Any) -> Any:
     file = file_of(value) if isinstance(value, str) and os.path.isabs(value) else None
     return value if file is None else f"{file.name}{value.rpartition('.py')[2]}"
 

@@ -24,7 +24,7 @@ from ragen_apo.report.episodes import readable_episode
 from ragen_apo.report.failure_analysis import pattern_note
 from ragen_apo.report.findings import evaluated, key_sentences, phase_seconds, total_seconds
 from ragen_apo.report.html import data_uri, render
-from ragen_apo.report.load import RunData, mapping
+from ragen_apo.report.load import RunData, mapping, with_leaves
 from ragen_apo.report.tables import (
     category_rows,
     failure_rows,
@@ -80,7 +80,7 @@ def page(
         examples=_examples(run) if printed else (),
         episodes_json=""
         if printed
-        else json_for_script([_printable(_episode(run, row)) for row in run.episodes]),
+        else json_for_script([with_leaves(_episode(run, row), _shown) for row in run.episodes]),
         percent=style.percent,
         compact=style.compact,
         metric_label=style.metric_label,
@@ -89,28 +89,18 @@ def page(
 
 def json_for_script(value: Any) -> Markup:
     """JSON that can stand inside a script element: ASCII, no `<`, `>`, `&`; NaN becomes null."""
-    text = json.dumps(_without_infinities(value), allow_nan=False, separators=(",", ":"))
+    text = json.dumps(with_leaves(value, _finite_or_null), allow_nan=False, separators=(",", ":"))
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return Markup(text)
 
 
-def _without_infinities(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, Mapping):
-        return {str(key): _without_infinities(entry) for key, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_without_infinities(entry) for entry in value]
-    return value
+def _finite_or_null(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _printable(value: Any) -> Any:
-    """JSON values whose texts do not steer or hide anything."""
-    if isinstance(value, Mapping):
-        return {key: _printable(entry) for key, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_printable(entry) for entry in value]
+def _shown(value: Any) -> Any:
+    """A text without what steers or hides."""
     return printable(value) if isinstance(value, str) else value
 
 

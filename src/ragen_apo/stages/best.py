@@ -8,6 +8,7 @@ one. Evaluations whose weights are not there count for nothing, so every run can
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -38,7 +39,7 @@ class BestWatch:
     def __init__(self, rows: Iterable[Mapping[str, Any]] = ()) -> None:
         self.step: int | None = None
         self.success_rate = 0.0
-        self._score: tuple[float, float] | None = None
+        self._reward = -math.inf
         for row in rows:
             self.note(row)
 
@@ -46,10 +47,10 @@ class BestWatch:
         """Whether the row has an evaluation that is the best so far."""
         if _SUCCESS not in row:
             return False
-        score = (float(row[_SUCCESS]), float(row[_REWARD]))
-        if self._score is not None and score < self._score:
+        success, reward = float(row[_SUCCESS]), float(row[_REWARD])
+        if (success, reward) < (self.success_rate, self._reward):
             return False
-        self._score, self.success_rate, self.step = score, score[0], int(row["step"])
+        self.success_rate, self._reward, self.step = success, reward, int(row["step"])
         return True
 
 
@@ -107,11 +108,9 @@ def take_best(session: Session, policy: LanguageModel) -> None:
             "of the last step."
         ) from error
     if session.ranks.is_first:
-        training = session.config.training
-        split = training.eval_split or session.config.evaluation.split
-        session.run.note(
-            best={"step": best.step, "success_rate": best.success_rate, "split": split}
-        )
+        split = session.config.split_while_training
+        note = {"step": best.step, "success_rate": best.success_rate, "split": split}
+        session.run.note(best=note)
         session.progress.say(
             f"the policy has the weights after step {best.step}, those of the best evaluation on "
             f"the split {split!r}: {best.success_rate:.1%}"

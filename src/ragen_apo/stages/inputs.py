@@ -197,9 +197,8 @@ def evaluated_while_training(
     config: RunConfig, environment: HasTasks, trained: Sequence[Task]
 ) -> list[Task]:
     """What evaluations during training play; `trained` are the tasks that are trained on."""
-    split = config.training.eval_split
-    tasks = tasks_of(environment, split or config.evaluation.split)
-    if split is not None:
+    tasks = tasks_of(environment, config.split_while_training)
+    if config.training.eval_split is not None:
         tasks = untrained_first(tasks, {task.task_id for task in trained})
     return list(tasks[: config.training.eval_episodes])
 
@@ -211,7 +210,7 @@ def _check_choice_of_best(
     training, evaluation = config.training, config.evaluation
     if not training.keep_best:
         return
-    split = training.eval_split or evaluation.split
+    split = config.split_while_training
     chosen_by = {task.task_id for task in evaluated_while_training(config, environment, trained)}
     played = tasks_of(environment, evaluation.split)[: evaluation.num_episodes]
     used = {split, evaluation.split, "all"}
@@ -306,12 +305,11 @@ def _unplayed_categories(
     Rare categories, which a mixed order may leave out by chance, are not mentioned.
     """
     training, evaluation = config.training, config.evaluation
-    split = evaluation.split
-    first = tasks_of(environment, split)[: evaluation.num_episodes]
-    plays = {"evaluation.num_episodes": (split, evaluation.num_episodes, first)}
+    first = tasks_of(environment, evaluation.split)[: evaluation.num_episodes]
+    plays = {"evaluation.num_episodes": (evaluation.split, evaluation.num_episodes, first)}
     if training.eval_every is not None:
         first = evaluated_while_training(config, environment, trained)
-        split = training.eval_split or split
+        split = config.split_while_training
         plays["training.eval_episodes"] = (split, training.eval_episodes, first)
     found = []
     for key, (split, size, first) in plays.items():

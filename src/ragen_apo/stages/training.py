@@ -227,13 +227,13 @@ def _is_due(step: int, every: int | None, *, is_last: bool) -> bool:
 def _evaluation_episodes(session: Session, proxy: AgentProxy) -> list[Trajectory]:
     """Played with the present weights."""
     config = session.config
-    split, trained = config.training.eval_split, session.training_tasks()
+    trained = [] if config.training.eval_split is None else session.training_tasks()
     plan = EvaluationPlan(
-        split=split or config.evaluation.split,
+        split=config.split_while_training,
         num_episodes=config.training.eval_episodes,
         temperature=config.evaluation.temperature,
         seed=config.seed,
-        trained_on=frozenset(task.task_id for task in trained) if split else frozenset(),
+        trained_on=frozenset(task.task_id for task in trained),
     )
     return play_evaluation(proxy, plan, policy_version="evaluation")
 

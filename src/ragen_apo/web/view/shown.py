@@ -62,7 +62,10 @@ def run_line(site: Site, name: str) -> RunLine:
     state, changed = state_of(run), _ago(last_change(run))
     try:
         data, progress = site.data(name), site.progress(name)
-        reached = _reached(site, name, data) or _before_stage_two(site, name)
+        if api_model(data) is not None:
+            reached = _answered(site, name, data)
+        else:
+            reached = _reached(data, progress) or _before_stage_two(site, name)
     except (RunDirectoryError, OSError) as error:
         return RunLine(name, state, changed=changed, problem=one_line(error, 300))
     # What ends as it was asked to is no attempt at more.
@@ -116,14 +119,17 @@ def _before_stage_two(site: Site, name: str) -> str:
     return "before its first step"
 
 
-def _reached(site: Site, name: str, data: RunData) -> str:
-    if api_model(data) is not None and not data.results:
-        answers, episodes = site.num_answers(name)
-        most = compact(data.option("evaluation", "num_episodes"))  # a split may have fewer tasks
-        return f"{counted(answers, 'answer')} so far, in {episodes:,} of up to {most} episodes"
-    if api_model(data) is not None:
+def _answered(site: Site, name: str, data: RunData) -> str:
+    """How far the evaluation of a model behind an API has come."""
+    if data.results:
         return counted(data.num_episodes, "episode")
-    step = finite(site.progress(name).last.get("step"))
+    answers, episodes = site.num_answers(name)
+    most = compact(data.option("evaluation", "num_episodes"))  # a split may have fewer tasks
+    return f"{counted(answers, 'answer')} so far, in {episodes:,} of up to {most} episodes"
+
+
+def _reached(data: RunData, progress: Progress) -> str:
+    step = finite(progress.last.get("step"))
     if step is None:
         return ""
     return f"step {compact(step)} of {compact(data.option('training', 'max_steps'))}"
